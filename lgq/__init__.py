@@ -1,0 +1,5 @@
+"""Discrete image tokenizers: LGQ and its baselines, exact and memory-light."""
+
+from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
+
+__all__ = ["FSQ", "IBQ", "LFQ", "LGQ", "VQ", "Residual", "SimVQ", "build_quantizer"]

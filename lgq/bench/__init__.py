@@ -1,0 +1,1 @@
+"""Measurements: ratios taken in one run, and memory in a fresh process a row."""

@@ -1,0 +1,1 @@
+"""Mathematics as pure functions; modules elsewhere only hold state."""

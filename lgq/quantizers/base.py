@@ -1,0 +1,115 @@
+"""The contract of every quantizer: latents in; codes, indices and a loss out, whatever the layout.
+
+n = vectors, k = codes, c = channels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lgq.ops.precision import at_least_float32, outside_autocast
+from lgq.quantizers.checks import require_at_least, require_channels, require_finite, require_indices
+
+
+@dataclass
+class Quantized:
+    """Result of a quantizer; unpacks to (quantized, indices, loss)."""
+
+    quantized: Float[Tensor, "*shape"]
+    """Codes in the shape and dtype of the input, with the quantizer's gradient to it."""
+    indices: Int[Tensor, "*tokens"]
+    loss: Float[Tensor, ""]
+    """The weighted sum that a trainer adds to its own loss; 0 in eval mode."""
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """Detached, unweighted parts of the loss, for logs."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.quantized, self.indices, self.loss))
+
+
+class Quantizer(nn.Module, ABC):
+    """Maps each latent vector to one of `codebook_size` codes.
+
+    dim: channels of the latents.
+    codebook_size: number of codes.
+    channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW and alike.
+    seed: of the random start, so that two runs begin alike.
+    """
+
+    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
+        super().__init__()
+        require_at_least(1, dim=dim, codebook_size=codebook_size)
+        self.dim = dim
+        self.codebook_size = codebook_size
+        self.channel_dim = channel_dim
+        self.seed = seed
+
+    @abstractmethod
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        """`forward` on a matrix of float32 (or better) vectors; called outside autocast."""
+
+    @abstractmethod
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
+        """The index of each vector's code, without gradients."""
+
+    @abstractmethod
+    def lookup(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+        """The code of each index."""
+
+    @abstractmethod
+    def restart(self, seed: int) -> None:
+        """Begin anew from the random start of `seed`."""
+
+    def anneal(self, progress: float) -> None:
+        """Set what changes over training, at `progress` from 0 to 1. Most quantizers have nothing."""
+        if not 0 <= progress <= 1:
+            raise ValueError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
+
+    def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
+        vectors, tokens = self._to_vectors(z)
+        with outside_autocast(z):
+            result = self.quantize_vectors(vectors) if self._learns() else self._choose(vectors)
+        quantized = self._from_vectors(result.quantized.to(z.dtype), tokens)
+        loss = result.loss if self.training else torch.zeros_like(result.loss)
+        terms = {name: term.detach() for name, term in result.terms.items()}
+        return Quantized(quantized, _unflatten(result.indices, tokens), loss, terms)
+
+    @torch.no_grad()
+    def encode(self, z: Float[Tensor, "*shape"]) -> Int[Tensor, "*tokens"]:
+        vectors, tokens = self._to_vectors(z)
+        with outside_autocast(z):
+            return _unflatten(self.select(vectors), tokens)
+
+    def decode(self, indices: Int[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+        require_indices(indices, self.codebook_size)
+        with outside_autocast(indices):
+            return self._from_vectors(self.lookup(indices.flatten()), indices.shape)
+
+    def indices_to_codes(self, indices: Int[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+        """The name that `decode` has in vector-quantize-pytorch."""
+        return self.decode(indices)
+
+    def _learns(self) -> bool:
+        return self.training or torch.is_grad_enabled()
+
+    def _choose(self, z: Tensor) -> Quantized:
+        indices = self.select(z)
+        return Quantized(self.lookup(indices), indices, z.new_zeros(()))
+
+    def _to_vectors(self, z: Tensor) -> tuple[Tensor, torch.Size]:
+        require_channels(z, self.dim, self.channel_dim)
+        last = z.movedim(self.channel_dim, -1)
+        vectors = at_least_float32(last.reshape(-1, self.dim))
+        require_finite(vectors)
+        return vectors, last.shape[:-1]
+
+    def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
+        return vectors.reshape(*tokens, self.dim).movedim(-1, self.channel_dim)
+
+
+def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
+    return indices.reshape(*tokens, *indices.shape[1:])

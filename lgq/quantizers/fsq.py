@@ -1,0 +1,101 @@
+"""Finite scalar quantization (Mentzer et al. 2023): bound each channel, round it to L levels.
+
+n = vectors, c = channels, l = number of quantized channels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lgq.ops.gradients import straight_through
+from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.projection import Projection
+
+_SHRINK = 1e-3  # keeps the outermost levels from being reached only at infinity
+
+
+def levels_for(codebook_size: int) -> tuple[int, ...]:
+    """Eights and as few fours as make 2^n codes, such as 8 x 8 x 8 x 8 x 4 = 16,384."""
+    bits = codebook_size.bit_length() - 1
+    if codebook_size < 2 or codebook_size != 2**bits:
+        raise ValueError(
+            f"FSQ knows levels for powers of two from 2 on, got codebook_size={codebook_size}: "
+            f"name the levels, such as levels=(8, 5, 5, 5) for 1,000."
+        )
+    if bits <= 2:
+        return (codebook_size,)
+    fours = -bits % 3
+    return (8,) * ((bits - 2 * fours) // 3) + (4,) * fours
+
+
+class FSQ(Quantizer):
+    """A fixed grid behind a linear map; nothing of it can collapse.
+
+    levels: number of values of each quantized channel; their product is the codebook's size.
+    """
+
+    levels: Tensor
+    strides: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        levels: Sequence[int] | None = None,
+        seed: int = 0,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        levels = levels_for(codebook_size) if levels is None else tuple(levels)
+        if not levels or min(levels) < 2:
+            raise ValueError(f"FSQ needs at least 2 levels per channel, got {levels}.")
+        if math.prod(levels) != codebook_size:
+            raise ValueError(
+                f"levels {levels} make {math.prod(levels)} codes, not {codebook_size}: change either."
+            )
+        strides = [math.prod(levels[:i]) for i in range(len(levels))]
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+        self.project_in = Projection(dim, len(levels), seed=seed)
+        self.project_out = Projection(len(levels), dim, seed=seed + 1)
+
+    @property
+    def codebook(self) -> Float[Tensor, "k l"]:
+        """The grid, scaled to [-1, 1]; row i is the code of index i."""
+        return self._grid(torch.arange(self.codebook_size, device=self.levels.device))
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        bounded = self._bound(self.project_in(z))
+        rounded = bounded.round()
+        half_width = self.levels // 2
+        codes = self.project_out(straight_through(bounded, rounded) / half_width)
+        return Quantized(codes, self._index(rounded), codes.new_zeros(()))
+
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return self._index(self._bound(self.project_in(z)).round())
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        return self.project_out(self._grid(indices))
+
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        self.project_in.restart(seed)
+        self.project_out.restart(seed + 1)
+
+    def _bound(self, z: Float[Tensor, "n l"]) -> Float[Tensor, "n l"]:
+        """Into the open interval around the levels -L//2 .. (L-1)//2."""
+        half = (self.levels - 1).to(z.dtype) * (1 - _SHRINK) / 2
+        offset = (self.levels % 2 == 0).to(z.dtype) / 2
+        return torch.tanh(z + torch.tan(offset / half)) * half - offset
+
+    def _index(self, rounded: Float[Tensor, "n l"]) -> Int[Tensor, " n"]:
+        return ((rounded.long() + self.levels // 2) * self.strides).sum(-1)
+
+    def _grid(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n l"]:
+        digits = indices[:, None] // self.strides % self.levels
+        dtype = torch.promote_types(self.project_out.weight.dtype, torch.float32)
+        return (digits - self.levels // 2).to(dtype) / (self.levels // 2)

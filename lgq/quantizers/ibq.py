@@ -1,0 +1,72 @@
+"""Index backpropagation quantization (Shi et al. 2024): softmax over inner products, kept in use by entropy.
+
+n = vectors, k = codes, c = channels.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lgq.ops.assignment import nearest, soft_assignment
+from lgq.ops.reductions import entropy, mean, mse
+from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.checks import require_above_zero, require_at_least
+from lgq.quantizers.start import normal_codes
+
+_LOG_OFFSET = 1e-5  # of the batch entropy, as published
+
+
+class IBQ(Quantizer):
+    """A learnable codebook that every code's logit reaches; only the chosen code is pulled directly.
+
+    commitment_weight: of the term that moves the chosen code to the vector; the two terms that
+        move the vector have weight 1.
+    entropy_weight: of the mean entropy of a vector's assignment less that of the batch's.
+    entropy_temperature: of the assignment in those entropies.
+    init_std: of the normal start of the codes.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        commitment_weight: float = 0.25,
+        entropy_weight: float = 0.05,
+        entropy_temperature: float = 0.01,
+        init_std: float = 1.0,
+        seed: int = 0,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        require_at_least(0, commitment_weight=commitment_weight, entropy_weight=entropy_weight)
+        require_above_zero(entropy_temperature=entropy_temperature, init_std=init_std)
+        self.commitment_weight, self.entropy_weight = commitment_weight, entropy_weight
+        self.entropy_temperature = entropy_temperature
+        self.init_std = init_std
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed, std=init_std))
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        soft = soft_assignment(z, self.codebook, 1.0, score="dot", codebook_gradient="hard")
+        chosen = self.codebook[soft.indices]
+        latent = mse(soft.codes, z) + mse(chosen.detach(), z)
+        codebook = mse(chosen, z.detach())
+        loss = latent + self.commitment_weight * codebook
+        terms = {"latent": latent, "codebook": codebook}
+        if self.entropy_weight:
+            sharp = soft_assignment(z, self.codebook, self.entropy_temperature, score="dot")
+            terms["vector_entropy"] = mean(sharp.entropy)
+            terms["batch_entropy"] = entropy(sharp.usage, offset=_LOG_OFFSET)
+            loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
+        return Quantized(soft.codes, soft.indices, loss, terms)
+
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return nearest(z, self.codebook, score="dot")
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        return self.codebook[indices]
+
+    @torch.no_grad()
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        self.codebook.copy_(normal_codes(self.codebook_size, self.dim, seed=seed, std=self.init_std))

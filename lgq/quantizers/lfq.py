@@ -1,0 +1,125 @@
+"""Lookup-free quantization (Yu et al. 2023, MAGVIT-v2): a sign per channel, kept in use by entropy.
+
+n = vectors, k = 2^d codes, c = channels, d = bits.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lgq.ops.gradients import straight_through
+from lgq.ops.precision import least_log_weight
+from lgq.ops.reductions import entropy, mean, mse
+from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.checks import require_above_zero, require_at_least
+from lgq.quantizers.projection import Projection
+
+
+class LFQ(Quantizer):
+    """The corners of a hypercube behind a linear map.
+
+    entropy_weight: of the mean entropy of a vector's soft assignment less that of the batch's.
+    commitment_weight: of the mean squared difference that pulls bits to their signs.
+    inverse_temperature: of the soft assignment softmax(inverse_temperature * 2 <z, code>).
+    """
+
+    powers: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        entropy_weight: float = 0.1,
+        commitment_weight: float = 0.25,
+        inverse_temperature: float = 100.0,
+        seed: int = 0,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        bits = codebook_size.bit_length() - 1
+        if codebook_size < 2 or codebook_size != 2**bits:
+            nearest_size = 2 ** max(1, bits)
+            raise ValueError(
+                f"LFQ codes are bit strings, so codebook_size must be a power of two from 2 on, "
+                f"got {codebook_size}: {nearest_size} is the next below."
+            )
+        require_at_least(0, entropy_weight=entropy_weight, commitment_weight=commitment_weight)
+        require_above_zero(inverse_temperature=inverse_temperature)
+        self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
+        self.inverse_temperature = inverse_temperature
+        self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
+        self.project_in = Projection(dim, bits, seed=seed)
+        self.project_out = Projection(bits, dim, seed=seed + 1)
+
+    @property
+    def codebook(self) -> Float[Tensor, "k d"]:
+        """The corners +-1; row i spells i in binary, lowest bit first."""
+        return self._corners(torch.arange(self.codebook_size, device=self.powers.device))
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        bits = self.project_in(z)
+        signs = _sign(bits)
+        commitment = mse(bits, signs)
+        loss, terms = self.commitment_weight * commitment, {"commitment": commitment}
+        if self.entropy_weight:
+            terms["vector_entropy"] = mean(bit_entropies(bits, self.inverse_temperature).sum(1))
+            terms["batch_entropy"] = entropy(corner_usage(bits, self.inverse_temperature))
+            loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
+        codes = self.project_out(straight_through(bits, signs))
+        return Quantized(codes, self._index(signs), loss, terms)
+
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return self._index(_sign(self.project_in(z)))
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        return self.project_out(self._corners(indices))
+
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        self.project_in.restart(seed)
+        self.project_out.restart(seed + 1)
+
+    def _index(self, signs: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
+        return ((signs > 0) * self.powers).sum(1)
+
+    def _corners(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        dtype = torch.promote_types(self.project_out.weight.dtype, torch.float32)
+        return _corners(indices, self.powers).to(dtype)
+
+
+def bit_entropies(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[Tensor, "n d"]:
+    """Entropy of each bit under P(+1) = sigmoid(4 z inverse_temperature).
+
+    The softmax over all 2^d corners is the product of these, so its entropy is their sum.
+    """
+    logits = (4 * inverse_temperature * z).abs()
+    return F.softplus(-logits) + logits * torch.sigmoid(-logits)
+
+
+def corner_usage(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[Tensor, " k"]:
+    """Mean over the batch of softmax(2 inverse_temperature <z, corner>), exactly, in one GEMM.
+
+    The weight of a corner is the weight of its low bits times that of its high bits, so the mean
+    over n of their outer products is a product of two matrices with sqrt(k) columns.
+    """
+    low, high = z.tensor_split([z.shape[1] // 2], dim=1)
+    weights = [_corner_weights(half, inverse_temperature) for half in (low, high)]
+    return (weights[1].T @ weights[0]).flatten() / max(len(z), 1)
+
+
+def _corner_weights(z: Float[Tensor, "n h"], inverse_temperature: float) -> Float[Tensor, "n m"]:
+    powers = 2 ** torch.arange(z.shape[1], device=z.device)
+    corners = _corners(torch.arange(2 ** z.shape[1], device=z.device), powers).to(z.dtype)
+    scores = 2 * inverse_temperature * z @ corners.T
+    scores = scores - scores.detach().amax(1, keepdim=True)
+    return torch.softmax(scores.clamp_min(least_log_weight(z.dtype)), dim=1)
+
+
+def _corners(indices: Int[Tensor, " m"], powers: Int[Tensor, " h"]) -> Int[Tensor, "m h"]:
+    return indices[:, None] // powers % 2 * 2 - 1
+
+
+def _sign(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return torch.where(z > 0, 1.0, -1.0).to(z.dtype)

@@ -1,0 +1,121 @@
+"""Learnable geometric quantization (Altun et al. 2026): annealed soft assignment, kept in use.
+
+n = vectors, k = codes, c = channels.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lgq.distributed import sum_over_ranks
+from lgq.ops.assignment import CodebookGradient, Score, nearest, soft_assignment
+from lgq.ops.reductions import mean, mse
+from lgq.quantizers.base import Quantized
+from lgq.quantizers.checks import require_above_zero, require_at_least, require_one_of
+from lgq.quantizers.start import StartsFromData, latent_codes, normal_codes
+
+TauShape = Literal["linear", "cosine", "constant"]
+DiversityScale = Literal["codes", "tokens"]
+Init = Literal["normal", "data"]
+
+
+class LGQ(StartsFromData):
+    """A learnable codebook in which every code learns from every vector, in proportion to p.
+
+    score: what the softmax weighs: `l2`, the negative squared distance, or `dot`, the product.
+    tau_start, tau_end, tau_shape: the temperature over training, set by `anneal`;
+        `constant` stays at tau_start.
+    peak_weight: of mean_n (1 - sum_k p_nk^2), which asks each vector to commit to one code.
+    diversity_weight: of S sum_k (mean_n p_nk)^2, which asks the batch to spread over the codes.
+    diversity_scale: S counts the `codes`, or the `tokens` where those are fewer. The latter keeps
+        the floor of one-hot assignments at 1 for every codebook size.
+    latent_weight: of the mean squared difference between input and output (none in the paper).
+    hard_gradient: send the output's gradient to the chosen code as well, not only through p.
+    init: `normal` codes of unit norm on average, or latents of the first training batch (`data`).
+    sync_usage: diversity over the tokens of all processes, instead of each for itself.
+    """
+
+    tau: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        score: Score = "l2",
+        tau_start: float = 1.0,
+        tau_end: float = 0.1,
+        tau_shape: TauShape = "linear",
+        peak_weight: float = 0.005,
+        diversity_weight: float = 0.005,
+        diversity_scale: DiversityScale = "codes",
+        latent_weight: float = 0.0,
+        hard_gradient: bool = False,
+        init: Init = "normal",
+        sync_usage: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        require_one_of(get_args(Score), score=score)
+        require_one_of(get_args(TauShape), tau_shape=tau_shape)
+        require_one_of(get_args(DiversityScale), diversity_scale=diversity_scale)
+        require_one_of(get_args(Init), init=init)
+        require_above_zero(tau_start=tau_start, tau_end=tau_end)
+        require_at_least(0, peak_weight=peak_weight, diversity_weight=diversity_weight)
+        require_at_least(0, latent_weight=latent_weight)
+        self.score = score
+        self.tau_start, self.tau_end, self.tau_shape = tau_start, tau_end, tau_shape
+        self.peak_weight, self.latent_weight = peak_weight, latent_weight
+        self.diversity_weight, self.diversity_scale = diversity_weight, diversity_scale
+        self.sync_usage = sync_usage
+        self.hard_gradient = hard_gradient
+        self.awaits_data = init == "data"
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
+        self.register_buffer("tau", torch.tensor(float(tau_start)))
+
+    def anneal(self, progress: float) -> None:
+        super().anneal(progress)
+        way = {"linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2, "constant": 0.0}
+        self.tau.fill_(self.tau_start + (self.tau_end - self.tau_start) * way[self.tau_shape])
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        self.start_if_awaited(z)
+        route: CodebookGradient = "both" if self.hard_gradient else "soft"
+        soft = soft_assignment(z, self.codebook, self.tau, score=self.score, codebook_gradient=route)
+        peak = mean(F.relu(1 - soft.purity))
+        diversity = self._diversity(soft.usage, len(z))
+        loss = self.peak_weight * peak + self.diversity_weight * diversity
+        terms = {"peak": peak, "diversity": diversity, "entropy": mean(soft.entropy)}
+        if self.latent_weight:
+            terms["latent"] = mse(soft.codes, z)
+            loss = loss + self.latent_weight * terms["latent"]
+        return Quantized(soft.codes, soft.indices, loss, terms)
+
+    def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
+        if self.sync_usage:
+            everywhere = sum_over_ranks(usage.new_full((), tokens))
+            usage = sum_over_ranks(usage * tokens) / everywhere.clamp_min(1)
+        else:
+            everywhere = usage.new_full((), tokens)
+        concentration = usage.square().sum()
+        if self.diversity_scale == "codes":
+            return self.codebook_size * concentration
+        return everywhere.clamp_max(self.codebook_size) * concentration
+
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return nearest(z, self.codebook, score=self.score)
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        return self.codebook[indices]
+
+    def codes_from(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
+        return latent_codes(z, self.codebook_size, seed=self.seed)
+
+    @torch.no_grad()
+    def begin(self, codes: Float[Tensor, "k c"]) -> None:
+        self.codebook.copy_(codes)

@@ -1,0 +1,117 @@
+"""Residual quantization (Zeghidour et al. 2021, Lee et al. 2022): each stage takes what the last left over.
+
+n = vectors, s = stages, c = channels.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lgq.ops.precision import outside_autocast
+from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.checks import require_between, require_indices
+
+SKIPPED = -1
+
+
+class Residual(Quantizer):
+    """A sum of codes, one from each stage; indices have a trailing axis of stages.
+
+    stages: any quantizers of one `dim`. Stages that begin alike are given seeds of their own.
+    dropout: probability that a training batch keeps only its first stages, 1 to all but one, so
+        that the decoder learns to live with fewer; the others' indices are then -1. Every stage
+        still sees its residual, and learns from it where it keeps running means.
+
+    Nothing is detached on the way: the gradient is that of the sum of the stages' outputs.
+    """
+
+    def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int = -1, dropout: float = 0.0):
+        if not stages:
+            raise ValueError("a residual quantizer needs at least one stage, got none.")
+        if any(isinstance(stage, Residual) for stage in stages):
+            raise ValueError("a stage cannot be a Residual itself: pass its stages instead.")
+        dims = [stage.dim for stage in stages]
+        if len(set(dims)) > 1:
+            raise ValueError(f"the stages of a residual quantizer must share one dim, got {dims}.")
+        require_between(0, 1, dropout=dropout)
+        sizes = [stage.codebook_size for stage in stages]
+        super().__init__(dims[0], math.prod(sizes), channel_dim=channel_dim, seed=stages[0].seed)
+        self.stages = nn.ModuleList(stages)
+        self.dropout = dropout
+        _tell_apart(stages)
+
+    def anneal(self, progress: float) -> None:
+        for stage in self._stages():
+            stage.anneal(progress)
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        kept = self._kept(z.device)
+        total, loss = torch.zeros_like(z), z.new_zeros(())
+        indices: list[Tensor] = []
+        terms: dict[str, Tensor] = {}
+        for i, stage in enumerate(self._stages()):
+            result = stage.quantize_vectors(z)
+            z = z - result.quantized
+            total = total + kept[i] * result.quantized
+            loss = loss + kept[i] * result.loss
+            indices.append(torch.where(kept[i], result.indices, SKIPPED))
+            terms |= {f"{name}/{i}": term for name, term in result.terms.items()}
+        return Quantized(total, torch.stack(indices, 1), loss, terms)
+
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n s"]:
+        indices = []
+        for stage in self._stages():
+            indices.append(stage.select(z))
+            z = z - stage.lookup(indices[-1])
+        return torch.stack(indices, 1)
+
+    def decode(self, indices: Int[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
+        """Sum of the stages' codes; fewer stages than there are give a coarser result."""
+        if indices.ndim == 0 or not 1 <= indices.shape[-1] <= len(self.stages):
+            raise ValueError(
+                f"expected a last axis of 1 to {len(self.stages)} stages, got shape {tuple(indices.shape)}."
+            )
+        for i, stage in enumerate(self._stages()[: indices.shape[-1]]):
+            require_indices(indices[..., i], stage.codebook_size, lowest=SKIPPED)
+        with outside_autocast(indices):
+            return self._from_vectors(self.lookup(indices.flatten(0, -2)), indices.shape[:-1])
+
+    def lookup(self, indices: Int[Tensor, "n s"]) -> Float[Tensor, "n c"]:
+        used = indices != SKIPPED
+        codes = [
+            used[:, i, None] * stage.lookup(indices[:, i].clamp_min(0))
+            for i, stage in enumerate(self._stages()[: indices.shape[1]])
+        ]
+        return torch.stack(codes).sum(0)
+
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        for i, stage in enumerate(self._stages()):
+            stage.restart(seed + i)
+
+    def _stages(self) -> list[Quantizer]:
+        return list(self.stages)  # type: ignore[arg-type]
+
+    def _kept(self, device: torch.device) -> Tensor:
+        stage = torch.arange(len(self.stages), device=device)
+        if not self.training or not self.dropout or len(stage) == 1:
+            return stage >= 0
+        fewer = torch.randint(1, len(stage), (), device=device)
+        return (stage < fewer) | (torch.rand((), device=device) >= self.dropout)
+
+
+def _tell_apart(stages: Sequence[Quantizer]) -> None:
+    """Equal stages would spend their first steps on equal codes."""
+    for i, stage in enumerate(stages):
+        if any(stage is not other and _equal(stage, other) for other in stages[:i]):
+            stage.restart(stage.seed + i)
+
+
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    left, right = a.state_dict(), b.state_dict()
+    return left.keys() == right.keys() and all(
+        left[name].shape == right[name].shape and torch.equal(left[name], right[name]) for name in left
+    )

@@ -1,0 +1,85 @@
+"""SimVQ (Zhu et al. 2024): a frozen random codebook moved as a whole by one learned map.
+
+n = vectors, k = codes, c = channels.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lgq.ops.assignment import nearest
+from lgq.ops.gradients import straight_through
+from lgq.ops.reductions import mse
+from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.checks import require_at_least, require_one_of
+from lgq.quantizers.projection import Projection
+from lgq.quantizers.start import normal_codes
+
+Transform = Literal["mlp", "linear"]
+
+
+class SimVQ(Quantizer):
+    """Codes are transform(rows): learning one code moves them all.
+
+    transform: `mlp` (Linear, ReLU, Linear of width 2 dim; the LGQ paper's setting), or the
+        published `linear` map without bias.
+    weight: of the whole loss; 10 in the LGQ paper, 1 as published.
+    commitment_weight: within the loss, of the term that moves vectors to codes.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        transform: Transform = "mlp",
+        weight: float = 10.0,
+        commitment_weight: float = 0.25,
+        seed: int = 0,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        require_one_of(get_args(Transform), transform=transform)
+        require_at_least(0, weight=weight, commitment_weight=commitment_weight)
+        self.weight, self.commitment_weight = weight, commitment_weight
+        self.register_buffer("rows", normal_codes(codebook_size, dim, seed=seed))
+        self.transform = (
+            Projection(dim, dim, bias=False, seed=seed + 1)
+            if transform == "linear"
+            else nn.Sequential(
+                Projection(dim, 2 * dim, seed=seed + 1), nn.ReLU(), Projection(2 * dim, dim, seed=seed + 2)
+            )
+        )
+
+    @property
+    def codebook(self) -> Float[Tensor, "k c"]:
+        codes: Tensor = self.transform(self.rows)
+        return codes
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        indices = self.select(z)
+        codes = self.lookup(indices)
+        codebook, commitment = mse(codes, z.detach()), mse(z, codes.detach())
+        loss = self.weight * (codebook + self.commitment_weight * commitment)
+        # Both terms have the same value: one moves the codes, the other the vectors.
+        return Quantized(straight_through(z, codes.to(z.dtype)), indices, loss, {"distance": codebook})
+
+    @torch.no_grad()
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return nearest(z, self.codebook)
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        """Only the chosen rows pass the map with gradients: n of them, not k."""
+        codes: Tensor = self.transform(self.rows[indices])
+        return codes
+
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        self.rows.copy_(normal_codes(self.codebook_size, self.dim, seed=seed))
+        layers = [layer for layer in self.transform.modules() if isinstance(layer, Projection)]
+        for i, layer in enumerate(layers, start=1):
+            layer.restart(seed + i)

@@ -1,0 +1,82 @@
+"""Where codes begin: a normal of fixed seed, latents of the first batch, or their k-means centres.
+
+n = vectors, k = codes, c = channels.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lgq.distributed import broadcast_from_first
+from lgq.ops.assignment import nearest
+from lgq.quantizers.base import Quantizer
+
+_JITTER = 0.01
+
+
+def normal_codes(
+    codebook_size: int, dim: int, *, seed: int, std: float | None = None
+) -> Float[Tensor, "k c"]:
+    """Normal codes; by default of unit norm on average (std = dim^-1/2)."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.empty(codebook_size, dim, device=generator.device)
+    codes.normal_(std=dim**-0.5 if std is None else std, generator=generator)
+    return codes.to(torch.get_default_device())
+
+
+def latent_codes(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int) -> Float[Tensor, "k c"]:
+    """Latents in random order, the first process's on all; repeats, if there are too few, move a little.
+
+    Equal codes would receive equal gradients for ever.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(z), generator=generator).repeat(-(-codebook_size // len(z)))[:codebook_size]
+    noise = torch.randn(codebook_size, z.shape[1], generator=generator).to(z)
+    noise[: len(z)] = 0
+    return broadcast_from_first(z[order.to(z.device)] + noise * z.std(correction=0) * _JITTER)
+
+
+def kmeans_codes(
+    z: Float[Tensor, "n c"], codebook_size: int, *, seed: int, iterations: int = 10
+) -> Float[Tensor, "k c"]:
+    """Centres of Lloyd's algorithm on one batch; a centre without vectors stays where it is."""
+    codes = latent_codes(z, codebook_size, seed=seed)
+    for _ in range(iterations):
+        indices = nearest(z, codes)
+        counts = torch.bincount(indices, minlength=codebook_size)[:, None]
+        sums = torch.zeros_like(codes).index_add_(0, indices, z)
+        codes = torch.where(counts > 0, sums / counts.clamp_min(1), codes)
+    return broadcast_from_first(codes)
+
+
+class StartsFromData(Quantizer):
+    """A quantizer whose codes may wait for the first training batch to begin from."""
+
+    awaits_data = False
+
+    def codes_from(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
+        """The start that the first training batch gives."""
+        raise NotImplementedError
+
+    def begin(self, codes: Float[Tensor, "k c"]) -> None:
+        """Set the codebook to its start."""
+        raise NotImplementedError
+
+    def restart(self, seed: int) -> None:
+        self.seed = seed
+        self.begin(normal_codes(self.codebook_size, self.dim, seed=seed))
+
+    @torch.no_grad()
+    def start_if_awaited(self, z: Float[Tensor, "n c"]) -> None:
+        if not (self.awaits_data and self.training) or len(z) == 0:
+            return
+        if torch.compiler.is_compiling():
+            raise RuntimeError("codes that start from data need one training batch before torch.compile.")
+        self.begin(self.codes_from(z))
+        self.awaits_data = False
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.awaits_data)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.awaits_data = bool(state)

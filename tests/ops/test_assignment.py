@@ -1,0 +1,219 @@
+"""The tiled operator equals the dense formulas: values, every gradient, any tile, any precision."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lgq.bench import dense
+from lgq.ops import assignment
+from lgq.ops.assignment import nearest, soft_assignment
+
+SCORES = ("l2", "dot")
+ROUTES = ("soft", "hard", "both")
+OUTPUTS = ("codes", "purity", "entropy", "usage")
+
+
+def problem(n, k, c=5, spread=1.0, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, c, generator=generator, dtype=dtype)
+    codes = torch.randn(k, c, generator=generator, dtype=dtype) * spread
+    return z.requires_grad_(), codes.requires_grad_()
+
+
+def values_and_gradients(function, z, codes, tau, parts=OUTPUTS, **options):
+    """All outputs, and the gradients of a random combination of the named ones."""
+    result = function(z, codes, tau, **options)
+    generator = torch.Generator().manual_seed(1)
+    loss = 0.0
+    for part in parts:
+        output = getattr(result, part)
+        loss = loss + (output * torch.randn(output.shape, generator=generator, dtype=torch.float64)).sum()
+    return [output.detach() for output in result], torch.autograd.grad(loss, (z, codes))
+
+
+def largest_score(z, codes, tau):
+    distances = (z.detach()[:, None] - codes.detach()).square().sum(2)
+    return float(distances.max()) / tau
+
+
+def assert_equal_to_dense(z, codes, tau, *, tile, parts=OUTPUTS, **options):
+    tiled, tiled_gradients = values_and_gradients(soft_assignment, z, codes, tau, parts, tile=tile, **options)
+    plain, plain_gradients = values_and_gradients(dense.soft_assignment, z, codes, tau, parts, **options)
+    slack = max(1.0, largest_score(z, codes, tau) / 1000)
+    for ours, theirs in zip((*tiled, *tiled_gradients), (*plain, *plain_gradients), strict=True):
+        scale = max(1.0, float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * scale * slack)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("tau", [1e-3, 1e-2, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("n", "k", "tile"), [(1, 1, 1), (1, 7, 64), (19, 1, 4), (37, 300, 8), (64, 129, 64)])
+def test_tiled_assignment_matches_dense(score, route, tau, n, k, tile):
+    z, codes = problem(n, k)
+    assert_equal_to_dense(z, codes, tau, tile=tile, score=score, codebook_gradient=route)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("spread", [1e-3, 30.0, 1e3])
+def test_widely_spread_and_crowded_codes_match_dense(score, spread):
+    z, codes = problem(23, 200, spread=spread)
+    for tau in (1e-3, 1.0, 10.0):
+        assert_equal_to_dense(z, codes, tau, tile=7, score=score)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("parts", [parts for size in (1, 2, 3) for parts in combinations(OUTPUTS, size)])
+def test_each_output_alone_and_in_company_has_its_gradient(score, route, parts):
+    z, codes = problem(11, 30)
+    assert_equal_to_dense(z, codes, 0.5, tile=4, score=score, codebook_gradient=route, parts=parts)
+
+
+@given(
+    n=st.integers(1, 40), k=st.integers(1, 400), c=st.integers(1, 9), tile=st.integers(1, 50),
+    tau=st.floats(1e-3, 10), spread=st.floats(1e-3, 100), score=st.sampled_from(SCORES),
+    route=st.sampled_from(ROUTES), seed=st.integers(0, 2**20),
+)  # fmt: skip
+def test_any_problem_matches_dense(n, k, c, tile, tau, spread, score, route, seed):
+    z, codes = problem(n, k, c, spread, seed=seed)
+    assert_equal_to_dense(z, codes, tau, tile=tile, score=score, codebook_gradient=route)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_pass_gradcheck(score):
+    z, codes = problem(4, 6, 3)
+
+    def smooth_outputs(z, codes):
+        result = soft_assignment(z, codes, 0.7, score=score, tile=3)
+        return result.purity, result.entropy, result.usage
+
+    assert torch.autograd.gradcheck(smooth_outputs, (z, codes))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("k", [1, 2, 127, 128, 129, 1000, 4095, 4096, 4097, 9000])
+def test_nearest_is_the_dense_argmax(score, k):
+    z, codes = problem(33, k)
+    distances = torch.cdist(z, codes).square()
+    expected = distances.argmin(1) if score == "l2" else (z @ codes.T).argmax(1)
+    assert torch.equal(nearest(z, codes, score=score), expected)
+
+
+def test_nearest_cuts_many_vectors_into_tiles():
+    z, codes = problem(3000, 5000)
+    assert torch.equal(nearest(z, codes), torch.cdist(z, codes).argmin(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_input_chooses_what_float32_of_its_values_does(dtype):
+    z, codes = (x.detach() for x in problem(200, 300, dtype=torch.float32))
+    half = z.to(dtype)
+    assert torch.equal(nearest(half, codes), nearest(half.float(), codes))
+    result = soft_assignment(half.requires_grad_(), codes, 0.5)
+    reference = soft_assignment(half.float(), codes, 0.5)
+    assert result.codes.dtype == dtype
+    assert result.purity.dtype == torch.float32
+    assert torch.equal(result.indices, reference.indices)
+    torch.testing.assert_close(result.usage, reference.usage)
+    result.codes.sum().backward()
+    assert half.grad.dtype == dtype
+
+
+def test_autocast_changes_nothing():
+    z, codes = problem(50, 60, dtype=torch.float32)
+    expected, expected_gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside, gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
+        indices = nearest(z, codes)
+    assert torch.equal(indices, nearest(z, codes))
+    for ours, theirs in zip((*inside, *gradients), (*expected, *expected_gradients), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_float32_agrees_with_float64():
+    z, codes = problem(300, 1000, 16)
+    exact = soft_assignment(z, codes, 0.2)
+    single = soft_assignment(z.float(), codes.float(), 0.2)
+    torch.testing.assert_close(single.purity.double(), exact.purity, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(single.entropy.double(), exact.entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(single.usage.double(), exact.usage, rtol=1e-4, atol=1e-7)
+
+
+def test_no_vectors_give_empty_results_and_zero_gradients():
+    z, codes = problem(0, 5)
+    result = soft_assignment(z, codes, 1.0)
+    assert result.codes.shape == (0, 5)
+    assert result.indices.shape == (0,)
+    assert torch.equal(result.usage, torch.zeros(5, dtype=torch.float64))
+    (result.usage.sum() + result.codes.sum()).backward()
+    assert torch.equal(codes.grad, torch.zeros_like(codes))
+    assert nearest(z, codes).shape == (0,)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiled_without_graph_breaks_it_gives_the_same():
+    z, codes = problem(20, 33)
+
+    def loss(z, codes):
+        result = soft_assignment(z, codes, 0.5)
+        hard = codes[nearest(z, codes)]
+        return (result.codes * hard).sum() + result.usage.square().sum() + result.purity.sum()
+
+    expected = torch.autograd.grad(loss(z, codes), (z, codes))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(torch.autograd.grad(compiled(z, codes), (z, codes)), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_operators_keep_the_contract_of_torch(score):
+    z, codes = problem(9, 14)
+    tau = torch.tensor(0.4, dtype=torch.float64)
+    torch.library.opcheck(assignment._soft_assignment, (z, codes, tau, score, "both", 4))
+    torch.library.opcheck(assignment._nearest, (z.detach(), codes.detach(), score))
+
+
+def test_second_derivatives_are_refused_with_a_reason():
+    z, codes = problem(5, 6)
+    (gradient,) = torch.autograd.grad(soft_assignment(z, codes, 1.0).purity.sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        gradient.sum().backward()
+
+
+def test_a_frozen_codebook_gets_no_gradient_and_the_vectors_theirs():
+    z, codes = problem(12, 20)
+    result = soft_assignment(z, codes.detach(), 0.5, tile=5)
+    (ours,) = torch.autograd.grad(result.usage.square().sum() + result.codes.sum(), z)
+    reference = dense.soft_assignment(z, codes.detach(), 0.5)
+    (theirs,) = torch.autograd.grad(reference.usage.square().sum() + reference.codes.sum(), z)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_no_weight_is_denormal_however_far_the_codes():
+    z, codes = problem(30, 200, spread=40.0, dtype=torch.float32)
+    z.grad = None
+    result = soft_assignment(z, codes, 0.01)
+    tiny = torch.finfo(torch.float32).tiny
+    assert ((result.usage == 0) | (result.usage >= tiny)).all()
+    exact = soft_assignment(z.double(), codes.double(), 0.01)
+    torch.testing.assert_close(result.usage.double(), exact.usage, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda z, e: soft_assignment(z, e, 0.0), "tau must be positive and finite, got 0.0"),
+        (lambda z, e: soft_assignment(z, e, -1.0), "tau must be positive and finite, got -1.0"),
+        (lambda z, e: soft_assignment(z, e, float("nan")), "tau must be positive and finite, got nan"),
+        (lambda z, e: soft_assignment(z, e, torch.tensor(1.0, requires_grad=True)), "no gradient here"),
+        (lambda z, e: soft_assignment(z, e, 1.0, tile=0), "tile must be at least 1 vector, got 0"),
+        (lambda z, e: nearest(z, e[:0]), "at least one code"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*problem(3, 4))

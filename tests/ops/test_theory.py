@@ -1,0 +1,154 @@
+"""Every proposition and corollary of the LGQ paper (Altun et al. 2026), as a property."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lgq.ops.assignment import nearest, soft_assignment
+from lgq.quantizers import LGQ
+
+COORDINATES = st.floats(-3, 3, allow_nan=False, width=32)
+
+
+def matrices(rows: st.SearchStrategy[int], columns: int = 3) -> st.SearchStrategy[torch.Tensor]:
+    shaped = rows.flatmap(lambda n: arrays(np.float64, (n, columns), elements=COORDINATES))
+    return shaped.map(torch.from_numpy)
+
+
+def distances(z, codes):
+    return (z[:, None] - codes).square().sum(2)
+
+
+def weights(z, codes, tau):
+    """p of every vector, read off the operator one vector at a time: usage of a batch of one is p."""
+    return torch.stack([soft_assignment(row[None], codes, tau).usage for row in z])
+
+
+def one_hot_usage(indices, k):
+    return torch.bincount(indices, minlength=k).double() / len(indices)
+
+
+@given(matrices(st.just(1)), matrices(st.integers(1, 8)), st.floats(0.05, 5), st.integers(0, 2**20))
+def test_the_assignment_minimises_the_free_energy(z, codes, tau, seed):
+    distance = distances(z, codes)[0]
+
+    def free_energy(p):
+        return float((p * distance).sum() + tau * torch.special.xlogy(p, p).sum())
+
+    best = weights(z, codes, tau)[0]
+    rivals = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(len(codes)), size=50))
+    corners = torch.eye(len(codes), dtype=torch.float64)
+    mixtures = 0.999 * best + 0.001 * rivals
+    for rival in (*rivals, *corners, *mixtures):
+        assert free_energy(best) <= free_energy(rival) + 1e-9
+
+
+@given(matrices(st.integers(1, 6)), matrices(st.integers(2, 8)))
+def test_at_vanishing_temperature_the_assignment_is_the_nearest_code(z, codes):
+    two_best = distances(z, codes).sort(1).values[:, :2]
+    assume(float((two_best[:, 1] - two_best[:, 0]).min()) > 1e-3)
+    one_hot = torch.nn.functional.one_hot(nearest(z, codes), len(codes)).double()
+    errors = [float((weights(z, codes, tau) - one_hot).abs().max()) for tau in (1.0, 1e-2, 1e-5)]
+    assert errors[2] <= errors[1] <= errors[0] + 1e-12
+    assert errors[2] < 1e-12
+
+
+@given(matrices(st.just(1)), matrices(st.integers(1, 8)), st.floats(0.02, 5))
+def test_the_jacobian_is_bounded_by_four_m_over_tau(z, codes, tau):
+    z = z.requires_grad_()
+    usage = soft_assignment(z, codes, tau).usage
+    rows = [torch.autograd.grad(usage[k], z, retain_graph=True)[0] for k in range(len(codes))]
+    largest_norm = max(float(z.detach().norm()), float(codes.norm(dim=1).max()))
+    assert sum(float(row.norm()) for row in rows) <= 4 * largest_norm / tau * (1 + 1e-9) + 1e-12
+
+
+@given(matrices(st.integers(1, 6)), matrices(st.integers(1, 8)), st.floats(0.01, 10))
+def test_peak_is_never_negative(z, codes, tau):
+    purity = soft_assignment(z, codes, tau).purity
+    assert ((1 - purity) >= -1e-12).all()
+    assert (purity >= 1 / len(codes) - 1e-12).all()
+
+
+def test_peak_vanishes_exactly_for_one_hot_assignments():
+    codes = torch.eye(4, dtype=torch.float64) * 10
+    assert torch.equal(soft_assignment(codes, codes, 0.01).purity, torch.ones(4, dtype=torch.float64))
+    between = (codes[:1] + codes[1:2]) / 2
+    torch.testing.assert_close(soft_assignment(between, codes, 0.01).purity[0].item(), 0.5)
+
+
+@given(matrices(st.integers(1, 10)), matrices(st.integers(1, 12)), st.floats(0.01, 10))
+def test_diversity_is_at_least_codes_over_support(z, codes, tau):
+    usage = soft_assignment(z, codes, tau).usage
+    support = int((usage > 0).sum())
+    assert len(codes) * float(usage.square().sum()) >= len(codes) / support - 1e-9
+
+
+@given(st.integers(1, 20), st.integers(1, 30))
+def test_diversity_meets_its_bound_exactly_when_usage_is_uniform_on_the_support(support, k):
+    assume(support <= k)
+    uniform = torch.zeros(k, dtype=torch.float64)
+    uniform[:support] = 1 / support
+    assert k * float(uniform.square().sum()) == pytest.approx(k / support)
+    if support > 1:
+        uneven = uniform.clone()
+        uneven[0] += 0.5 / support
+        uneven[1] -= 0.5 / support
+        assert k * float(uneven.square().sum()) > k / support * (1 + 1e-6)
+
+
+@given(matrices(st.integers(1, 12)), matrices(st.integers(1, 16)))
+def test_one_hot_diversity_is_at_least_codes_over_tokens(z, codes):
+    usage = one_hot_usage(nearest(z, codes), len(codes))
+    assert len(codes) * float(usage.square().sum()) >= len(codes) / min(len(z), len(codes)) - 1e-9
+
+
+def far_apart(tokens: int, codes: int, scale: str) -> float:
+    """Diversity of a quantizer whose tokens sit on distinct, distant codes, as far as there are any."""
+    q = LGQ(1, codes, tau_start=1e-3, diversity_scale=scale).double()
+    q.codebook.data.copy_(torch.arange(codes)[:, None])
+    return float(q((torch.arange(tokens) % codes)[:, None].double()).terms["diversity"])
+
+
+@pytest.mark.parametrize(("tokens", "codes"), [(8, 8), (8, 64), (64, 8), (6, 4096)])
+def test_token_scale_has_a_floor_of_one_for_one_hot_assignments_at_every_size(tokens, codes):
+    assert far_apart(tokens, codes, "tokens") == pytest.approx(1)
+    assert far_apart(tokens, codes, "codes") == pytest.approx(codes / min(tokens, codes))
+
+
+@given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)), st.integers(0, 2**20))
+def test_no_other_selection_has_less_error_than_the_nearest_code(z, codes, seed):
+    error = distances(z, codes)
+    best = error.gather(1, nearest(z, codes)[:, None]).mean()
+    rival = torch.from_numpy(np.random.default_rng(seed).integers(len(codes), size=len(z)))
+    assert best <= error.gather(1, rival[:, None]).mean() + 1e-12
+    assert best <= error.gather(1, nearest(z, codes, score="dot")[:, None]).mean() + 1e-12
+
+
+@given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)))
+def test_excess_error_of_dot_selection_is_within_the_norm_gap(z, codes):
+    error = distances(z, codes)
+    chosen = error.gather(1, nearest(z, codes, score="dot")[:, None])
+    best = error.gather(1, nearest(z, codes)[:, None])
+    norms = codes.square().sum(1)
+    assert float((chosen - best).max()) <= float(norms.max() - norms.min()) + 1e-9
+
+
+@given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)))
+def test_dot_and_distance_agree_where_all_norms_are_equal(z, codes):
+    lengths = codes.norm(dim=1, keepdim=True)
+    assume(float(lengths.min()) > 1e-2)
+    sphere = codes / lengths
+    error = distances(z, sphere)
+    by_dot = error.gather(1, nearest(z, sphere, score="dot")[:, None])
+    torch.testing.assert_close(by_dot, error.min(1, keepdim=True).values)
+
+
+def test_dot_prefers_a_large_code_to_the_one_that_the_vector_sits_on():
+    codes = torch.tensor([[1.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
+    z = codes[:1]
+    assert nearest(z, codes).item() == 0
+    assert nearest(z, codes, score="dot").item() == 1
+    assert float(distances(z, codes)[0, 1] - distances(z, codes)[0, 0]) == 41.0

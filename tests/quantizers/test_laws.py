@@ -1,0 +1,262 @@
+"""What holds for every quantizer: the contract that lets one take another's place."""
+
+import copy
+import io
+
+import pytest
+import torch
+from quantizer_family import DIM
+
+from lgq.quantizers import QUANTIZERS, Quantizer, Residual
+from lgq.quantizers.base import Quantized
+
+LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
+
+
+def latents(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape or (4, 9, DIM), dtype=dtype)
+
+
+def same_codes(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_indices_decode_to_the_output_they_came_with(build, training, grad):
+    quantizer = build().train(training)
+    for _ in range(3):  # so that running means have moved
+        with torch.set_grad_enabled(grad):
+            out = quantizer(latents())
+        same_codes(quantizer.decode(out.indices), out.quantized)
+        assert torch.equal(quantizer.decode(out.indices), quantizer.indices_to_codes(out.indices))
+
+
+@pytest.mark.parametrize("channel_dim", LAYOUTS)
+def test_output_has_the_shape_and_indices_lose_the_channel(build, channel_dim):
+    quantizer = build(channel_dim=channel_dim)
+    z = latents(*LAYOUTS[channel_dim])
+    out = quantizer(z)
+    tokens = list(z.shape)
+    del tokens[channel_dim]
+    trailing = [3] if isinstance(quantizer, Residual) else []
+    assert out.quantized.shape == z.shape
+    assert out.quantized.dtype == z.dtype
+    assert list(out.indices.shape) == tokens + trailing
+    assert out.indices.dtype == torch.int64
+    assert out.loss.shape == ()
+    assert quantizer.decode(out.indices).shape == z.shape
+    assert quantizer.encode(z).shape == out.indices.shape
+
+
+def test_result_unpacks_to_output_indices_and_loss(build):
+    out = build()(latents())
+    quantized, indices, loss = out
+    assert quantized is out.quantized
+    assert indices is out.indices
+    assert loss is out.loss
+    assert isinstance(out, Quantized)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_encode_gives_the_indices_of_eval_mode(build, grad):
+    quantizer = build().eval()
+    z = latents()
+    with torch.set_grad_enabled(grad):
+        assert torch.equal(quantizer.encode(z), quantizer(z).indices)
+
+
+def test_loss_is_exactly_zero_in_eval_mode_and_terms_are_detached(build):
+    quantizer = build()
+    z = latents().requires_grad_()
+    assert all(not term.requires_grad and term.ndim == 0 for term in quantizer(z).terms.values())
+    quantizer.eval()
+    assert quantizer(z).loss.item() == 0.0
+    assert not quantizer(z).loss.requires_grad
+
+
+@pytest.mark.parametrize("channel_dim", LAYOUTS)
+def test_results_do_not_depend_on_the_layout(build, channel_dim):
+    z = latents(4, 9, DIM)
+    reference = build()(z)
+    quantizer = build(channel_dim=1)
+    moved = quantizer(z.movedim(-1, 1))
+    assert torch.equal(moved.indices, reference.indices)
+    same_codes(moved.quantized.movedim(1, -1), reference.quantized)
+    torch.testing.assert_close(moved.loss, reference.loss)
+
+
+def test_results_do_not_depend_on_the_order_of_the_batch(build):
+    z = latents(50, DIM)
+    order = torch.randperm(50)
+    straight, shuffled = build()(z), build()(z[order])
+    assert torch.equal(shuffled.indices, straight.indices[order])
+    same_codes(shuffled.quantized, straight.quantized[order])
+    torch.testing.assert_close(shuffled.loss, straight.loss, rtol=1e-5, atol=1e-6)
+
+
+def test_two_of_one_seed_begin_alike_and_of_two_seeds_apart(build):
+    if isinstance(build(), Residual):
+        pytest.skip("a residual quantizer takes its seeds from its stages")
+    torch.manual_seed(1)
+    first = build(seed=3).state_dict()
+    torch.manual_seed(2)
+    again, other = build(seed=3).state_dict(), build(seed=4).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert build(seed=3).seed == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_latents_choose_what_float32_of_their_values_does(build, dtype):
+    half = latents(200, DIM).to(dtype)
+    quantizer = build().eval()
+    assert torch.equal(quantizer(half).indices, quantizer(half.float()).indices)
+    assert torch.equal(quantizer.encode(half), quantizer.encode(half.float()))
+    assert build()(half).quantized.dtype == dtype
+
+
+def test_autocast_changes_no_index_and_no_gradient(build):
+    z = latents(200, DIM).requires_grad_()
+    results = []
+    for enabled in (False, True):
+        quantizer = build()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = quantizer(z)
+            indices = quantizer.encode(z)
+        loss = out.loss + out.quantized.square().sum()
+        results.append((out.indices, indices, *torch.autograd.grad(loss, z)))
+    for plain, automatic in zip(*results, strict=True):
+        assert torch.equal(plain, automatic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_moving_to_another_dtype_works(build, dtype):
+    quantizer = build().to(dtype)
+    z = latents(dtype=dtype).requires_grad_()
+    for _ in range(2):
+        out = quantizer(z)
+        (out.quantized.sum() + out.loss).backward()
+    assert out.quantized.dtype == dtype
+    assert torch.isfinite(z.grad).all()
+    assert quantizer.decode(out.indices).shape == z.shape
+
+
+def test_moving_to_another_device_leaves_nothing_behind(build):
+    quantizer = build().to("meta")
+    tensors = [*quantizer.parameters(), *quantizer.buffers()]
+    assert all(tensor.is_meta for tensor in tensors)
+    assert quantizer(latents().to("meta")).quantized.is_meta
+
+
+def test_state_round_trips(build):
+    source = build()
+    for _ in range(3):
+        out = source(latents())
+    source.anneal(0.5)
+    file = io.BytesIO()
+    torch.save(source.state_dict(), file)
+    file.seek(0)
+    copied = build()
+    copied.load_state_dict(torch.load(file, weights_only=True))
+    z = latents()
+    ours, theirs = copied(z), source(z)
+    assert torch.equal(ours.indices, theirs.indices)
+    assert torch.equal(ours.quantized, theirs.quantized)
+    assert torch.equal(ours.loss, theirs.loss)
+    assert out.indices.shape == ours.indices.shape
+
+
+def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
+    quantizer = build()
+    before = copy.deepcopy(quantizer)
+    z = torch.empty(0, 9, DIM, requires_grad=True)
+    out = quantizer(z)
+    assert out.quantized.shape == (0, 9, DIM)
+    assert out.indices.shape[:2] == (0, 9)
+    assert torch.isfinite(out.loss)
+    (out.loss + out.quantized.sum()).backward()
+    assert quantizer.encode(z).shape == out.indices.shape
+    assert quantizer.decode(out.indices).shape == z.shape
+    assert torch.isfinite(quantizer(latents()).quantized).all()
+    assert isinstance(before, Quantizer)
+
+
+def test_every_gradient_is_finite_and_reaches_the_latents(build):
+    quantizer = build()
+    z = latents().requires_grad_()
+    out = quantizer(z)
+    (out.loss + (out.quantized * torch.randn_like(z)).sum()).backward()
+    assert z.grad.abs().sum() > 0
+    for name, parameter in quantizer.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("training", [True, False])
+def test_compiled_without_graph_breaks_it_gives_the_same(build, training):
+    torch.compiler.reset()
+    z = latents().requires_grad_()
+    eager, compiled = build().train(training), build().train(training)
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.manual_seed(0)
+        expected = eager(z)
+        torch.manual_seed(0)
+        out = run(z)
+        assert torch.equal(out.indices, expected.indices)
+        torch.testing.assert_close(out.quantized, expected.quantized)
+        torch.testing.assert_close(out.loss, expected.loss)
+        ours, theirs = (torch.autograd.grad(o.loss + o.quantized.sum(), z)[0] for o in (out, expected))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
+def test_progress_outside_training_is_refused(build, progress):
+    with pytest.raises(ValueError, match=f"progress runs from 0 to 1, got {progress}"):
+        build().anneal(progress)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_latents_are_refused_by_name(build):
+    quantizer = build()
+    with pytest.raises(ValueError, match=rf"{DIM} channels at axis -1, got shape \(4, 5\).*channel_dim"):
+        quantizer(torch.randn(4, 5))
+    with pytest.raises(ValueError, match=r"floating point, got torch\.int64"):
+        quantizer(torch.zeros(4, DIM, dtype=torch.int64))
+    for poison in (float("nan"), float("inf")):
+        z = latents(7, DIM)
+        z[2, 1] = poison
+        with pytest.raises(ValueError, match="1 of 7 latent vectors hold NaN or infinity"):
+            quantizer(z)
+        with pytest.raises(ValueError, match="1 of 7 latent vectors"):
+            quantizer.encode(z)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_indices_are_refused_by_name(build):
+    quantizer = build()
+    good = quantizer(latents()).indices
+    bad = good.clone()
+    bad[0] = 99
+    with pytest.raises(ValueError, match=r"index 99 is outside .*31.*another quantizer"):
+        quantizer.decode(bad)
+    bad[0] = -2
+    with pytest.raises(ValueError, match="index -2 is outside"):
+        quantizer.decode(bad)
+    with pytest.raises(ValueError, match=r"indices must be integers, got torch.float32"):
+        quantizer.decode(good.float())
+
+
+def test_the_registry_has_the_paper_s_seven():
+    assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq"]
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_codebook_lists_the_codes_of_its_size(name):
+    quantizer = QUANTIZERS[name](DIM, 32)
+    assert quantizer.codebook.shape[0] == 32 == quantizer.codebook_size
+    assert quantizer.dim == DIM
+    assert len(quantizer.codebook.unique(dim=0)) == 32

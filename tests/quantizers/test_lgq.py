@@ -1,0 +1,159 @@
+"""What LGQ adds to the contract: its loss against the plain formula, annealing, and each option."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lgq.quantizers import LGQ, build_quantizer
+
+
+def plain(z, codes, tau, *, score="l2", peak=0.005, diversity=0.005, scale="codes", latent=0.0, hard=False):
+    """The paper's equations, written out."""
+    logits = (-(z[:, None] - codes).square().sum(2) if score == "l2" else z @ codes.T) / tau
+    p = logits.softmax(1)
+    soft = p @ codes
+    chosen = codes[p.argmax(1)]
+    output = (chosen if hard else chosen.detach()) + soft - soft.detach()
+    floor = len(codes) if scale == "codes" else min(len(z), len(codes))
+    loss = peak * F.relu(1 - p.square().sum(1)).mean() + diversity * floor * p.mean(0).square().sum()
+    return output, loss + latent * F.mse_loss(output, z)
+
+
+OPTIONS = [
+    ({}, {}),
+    ({"score": "dot"}, {"score": "dot"}),
+    ({"peak_weight": 0.3}, {"peak": 0.3}),
+    ({"diversity_weight": 0.7}, {"diversity": 0.7}),
+    ({"diversity_scale": "tokens"}, {"scale": "tokens"}),
+    ({"latent_weight": 0.4}, {"latent": 0.4}),
+    ({"hard_gradient": True}, {"hard": True}),
+    ({"sync_usage": True}, {}),
+]
+
+
+@pytest.mark.parametrize(("options", "formula"), OPTIONS, ids=lambda value: str(value))
+def test_output_loss_and_gradients_are_the_paper_s(options, formula):
+    q = LGQ(5, 40, **options).double()
+    q.anneal(0.6)
+    z = torch.randn(30, 5, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn_like(z)
+    out = q(z)
+    output, loss = plain(z, q.codebook, float(q.tau), **formula)
+    torch.testing.assert_close(out.quantized, output)
+    torch.testing.assert_close(out.loss, loss)
+    ours = torch.autograd.grad(out.loss + (out.quantized * weights).sum(), (z, q.codebook))
+    theirs = torch.autograd.grad(loss + (output * weights).sum(), (z, q.codebook))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("shape", "half", "end"), [("linear", 0.55, 0.1), ("cosine", 0.55, 0.1), ("constant", 1.0, 1.0)]
+)
+def test_temperature_follows_its_shape(shape, half, end):
+    q = LGQ(2, 3, tau_shape=shape)
+    temperatures = []
+    for progress in (0.0, 0.25, 0.5, 1.0):
+        q.anneal(progress)
+        temperatures.append(float(q.tau))
+    quarter = {"linear": 0.775, "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2, "constant": 1.0}
+    assert temperatures == pytest.approx([1.0, quarter[shape], half, end])
+
+
+def test_temperature_is_state_and_resumes():
+    q, resumed = LGQ(2, 3, tau_start=2.0), LGQ(2, 3)
+    q.anneal(0.25)
+    resumed.load_state_dict(q.state_dict())
+    assert float(resumed.tau) == float(q.tau) == pytest.approx(2.0 - 0.25 * 1.9)
+
+
+def test_codes_begin_with_unit_norm_on_average():
+    norms = LGQ(64, 4096).codebook.detach().square().sum(1)
+    assert float(norms.mean()) == pytest.approx(1, abs=0.02)
+
+
+def test_data_start_copies_latents_of_the_first_training_batch_once():
+    q = LGQ(3, 8, init="data")
+    normal = q.codebook.detach().clone()
+    q.eval()(torch.randn(20, 3))
+    assert torch.equal(q.codebook, normal), "an evaluation must not start the codebook"
+    z = torch.randn(20, 3)
+    q.train()(z)
+    started = q.codebook.detach().clone()
+    assert (torch.cdist(started, z).min(1).values < 1e-6).all()
+    q(torch.randn(20, 3))
+    assert torch.equal(q.codebook, started)
+
+
+def test_data_start_of_too_few_latents_makes_distinct_codes():
+    q = LGQ(3, 50, init="data")
+    q(torch.randn(7, 3))
+    assert len(q.codebook.unique(dim=0)) == 50
+
+
+def test_a_started_codebook_stays_started_through_a_checkpoint():
+    q, resumed = LGQ(3, 8, init="data"), LGQ(3, 8, init="data")
+    q(torch.randn(20, 3))
+    resumed.load_state_dict(q.state_dict())
+    resumed(torch.randn(20, 3))
+    assert torch.equal(resumed.codebook, q.codebook)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tau_start": 0.0}, "tau_start must be positive and finite, got 0.0"),
+        ({"tau_end": -1.0}, "tau_end must be positive and finite, got -1.0"),
+        ({"peak_weight": -0.1}, "peak_weight must be at least 0, got -0.1"),
+        ({"diversity_weight": -0.1}, "diversity_weight must be at least 0, got -0.1"),
+        ({"latent_weight": float("nan")}, "latent_weight must be at least 0, got nan"),
+        ({"score": "cosine"}, "score must be 'l2' or 'dot', got 'cosine'"),
+        ({"tau_shape": "step"}, "tau_shape must be 'linear' or 'cosine' or 'constant', got 'step'"),
+        ({"diversity_scale": "k"}, "diversity_scale must be 'codes' or 'tokens', got 'k'"),
+        ({"init": "zeros"}, "init must be 'normal' or 'data', got 'zeros'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        LGQ(4, 8, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lqg", {}, "unknown quantizer 'lqg': did you mean 'lgq'?"),
+        ("zzz", {}, "choose from lgq, ibq, vq, rotvq, fsq, lfq, simvq"),
+        ("lgq", {"peak_wieght": 1.0}, "'lgq' has no option 'peak_wieght': did you mean 'peak_weight'?"),
+        ("fsq", {"decay": 0.9}, "'fsq' has no option 'decay': choose from channel_dim, levels, seed"),
+    ],
+)  # fmt: skip
+def test_unknown_names_are_answered_with_the_known_ones(name, options, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        build_quantizer(name, 4, 8, **options)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("dim", "size", "name"), [(0, 8, "dim"), (4, 0, "codebook_size"), (-1, 8, "dim")])
+def test_sizes_below_one_are_refused(dim, size, name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        LGQ(dim, size)
+
+
+def test_training_with_the_default_loss_spreads_the_codes_over_clustered_data():
+    """The point of the method: after a short training no code is dead and the error has shrunk."""
+    centres = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
+    z = centres.repeat_interleave(16, 0) + 0.05 * torch.randn(256, 4)
+    q = LGQ(4, 16, diversity_weight=0.05)
+    optimizer = torch.optim.Adam(q.parameters(), lr=0.03)
+    before = float((q(z).quantized - z).square().mean())
+    for step in range(300):
+        q.anneal(step / 299)
+        out = q(z)
+        optimizer.zero_grad()
+        (out.loss + (out.quantized - z).square().mean()).backward()
+        optimizer.step()
+    assert len(q(z).indices.unique()) == 16
+    assert float((q(z).quantized - z).square().mean()) < before / 4
