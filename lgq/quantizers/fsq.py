@@ -60,8 +60,8 @@ class FSQ(Quantizer):
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
         self.register_buffer("strides", torch.tensor(strides), persistent=False)
-        self.project_in = Projection(dim, len(levels), seed=seed)
-        self.project_out = Projection(len(levels), dim, seed=seed + 1)
+        self.project_in = Projection(dim, len(levels), seed=2 * seed)
+        self.project_out = Projection(len(levels), dim, seed=2 * seed + 1)
 
     @property
     def codebook(self) -> Float[Tensor, "k l"]:
@@ -83,8 +83,8 @@ class FSQ(Quantizer):
 
     def restart(self, seed: int) -> None:
         self.seed = seed
-        self.project_in.restart(seed)
-        self.project_out.restart(seed + 1)
+        self.project_in.restart(2 * seed)
+        self.project_out.restart(2 * seed + 1)
 
     def _bound(self, z: Float[Tensor, "n l"]) -> Float[Tensor, "n l"]:
         """Into the open interval around the levels -L//2 .. (L-1)//2."""

@@ -50,8 +50,8 @@ class LFQ(Quantizer):
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature = inverse_temperature
         self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
-        self.project_in = Projection(dim, bits, seed=seed)
-        self.project_out = Projection(bits, dim, seed=seed + 1)
+        self.project_in = Projection(dim, bits, seed=2 * seed)
+        self.project_out = Projection(bits, dim, seed=2 * seed + 1)
 
     @property
     def codebook(self) -> Float[Tensor, "k d"]:
@@ -78,8 +78,8 @@ class LFQ(Quantizer):
 
     def restart(self, seed: int) -> None:
         self.seed = seed
-        self.project_in.restart(seed)
-        self.project_out.restart(seed + 1)
+        self.project_in.restart(2 * seed)
+        self.project_out.restart(2 * seed + 1)
 
     def _index(self, signs: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
         return ((signs > 0) * self.powers).sum(1)

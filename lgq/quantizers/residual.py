@@ -3,6 +3,7 @@
 n = vectors, s = stages, c = channels.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ SKIPPED = -1
 class Residual(Quantizer):
     """A sum of codes, one from each stage; indices have a trailing axis of stages.
 
-    stages: any quantizers of one `dim`. Stages that begin alike are given seeds of their own.
+    stages: any quantizers of one `dim`. Untrained stages of one seed are given seeds of their own.
     dropout: probability that a training batch keeps only its first stages, 1 to all but one, so
         that the decoder learns to live with fewer; the others' indices are then -1. Every stage
         still sees its residual, and learns from it where it keeps running means.
@@ -104,14 +105,15 @@ class Residual(Quantizer):
 
 
 def _tell_apart(stages: Sequence[Quantizer]) -> None:
-    """Equal stages would spend their first steps on equal codes."""
+    """Stages of one seed would begin with the same codes. A trained one keeps what it has learned."""
     for i, stage in enumerate(stages):
-        if any(stage is not other and _equal(stage, other) for other in stages[:i]):
-            stage.restart(stage.seed + i)
+        taken = {other.seed for other in stages[:i] if other is not stage}
+        if stage.seed in taken and _is_fresh(stage):
+            stage.restart(max(taken) + 1)
 
 
-def _equal(a: nn.Module, b: nn.Module) -> bool:
-    left, right = a.state_dict(), b.state_dict()
-    return left.keys() == right.keys() and all(
-        left[name].shape == right[name].shape and torch.equal(left[name], right[name]) for name in left
-    )
+def _is_fresh(stage: Quantizer) -> bool:
+    twin = copy.deepcopy(stage)
+    twin.restart(stage.seed)
+    now, start = stage.state_dict(), twin.state_dict()
+    return all(torch.equal(now[name], start[name]) for name in now)

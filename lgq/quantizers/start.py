@@ -40,13 +40,30 @@ def kmeans_codes(
     z: Float[Tensor, "n c"], codebook_size: int, *, seed: int, iterations: int = 10
 ) -> Float[Tensor, "k c"]:
     """Centres of Lloyd's algorithm on one batch; a centre without vectors stays where it is."""
-    codes = latent_codes(z, codebook_size, seed=seed)
+    if codebook_size >= len(z):
+        return latent_codes(z, codebook_size, seed=seed)
+    codes = _spread_latents(z, codebook_size, seed=seed)
     for _ in range(iterations):
         indices = nearest(z, codes)
         counts = torch.bincount(indices, minlength=codebook_size)[:, None]
         sums = torch.zeros_like(codes).index_add_(0, indices, z)
         codes = torch.where(counts > 0, sums / counts.clamp_min(1), codes)
     return broadcast_from_first(codes)
+
+
+def _spread_latents(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int) -> Float[Tensor, "k c"]:
+    """k-means++ (Arthur & Vassilvitskii 2007): draw each in proportion to its squared distance
+    from those drawn before, so that no cluster is left out."""
+    draws = torch.rand(codebook_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    distances = torch.ones(len(z), dtype=torch.float64, device=z.device)
+    chosen: list[Tensor] = []
+    for draw in draws.to(z.device):
+        cumulated = distances.cumsum(0)
+        index = torch.searchsorted(cumulated, draw * cumulated[-1], right=True).clamp_max(len(z) - 1)
+        chosen.append(z[index])
+        to_this = (z - chosen[-1]).square().sum(1).double()
+        distances = torch.minimum(distances, to_this) if len(chosen) > 1 else to_this
+    return torch.stack(chosen)
 
 
 class StartsFromData(Quantizer):

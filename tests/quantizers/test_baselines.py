@@ -1,0 +1,1080 @@
+"""Each baseline against a second, plain writing of its published formulas.
+
+Expected values come from loops and dense matrices in float64, or from numbers worked out by hand;
+parameters are read from the module, never results. n = vectors, k = codes, c = channels.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lgq.ops.assignment import soft_assignment
+from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
+from lgq.quantizers.lfq import corner_usage
+
+Array = NDArray[np.float64]
+LOSS_FACTOR = 1.7  # of the loss beside the output in one backward pass, so that neither hides the other
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+# --- tools ---------------------------------------------------------------------------------------------
+
+
+def numbers(seed: int, *shape: int, scale: float = 1.0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape) * scale
+
+
+def tensor(x: object, *, grad: bool = False) -> Tensor:
+    return torch.tensor(np.array(x, dtype=np.float64), requires_grad=grad)
+
+
+def array(x: Tensor) -> Array:
+    return x.detach().numpy().copy()
+
+
+def assert_close(actual: Tensor | Array, expected: object, tolerance: float = 1e-10) -> None:
+    actual = array(actual) if isinstance(actual, Tensor) else actual
+    np.testing.assert_allclose(actual, np.array(expected), rtol=tolerance, atol=tolerance)
+
+
+def mse(a: Array, b: Array) -> float:
+    return float(np.mean((a - b) ** 2))
+
+
+def mse_t(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).pow(2).sum() / a.numel()
+
+
+def entropy(p: Array) -> float:
+    return -sum(float(x) * math.log(x) for x in p.flatten() if x > 0)
+
+
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
+def nearest(z: Array, codes: Array) -> list[int]:
+    return [min(range(len(codes)), key=lambda k: sum((row - codes[k]) ** 2)) for row in z]
+
+
+def fill(module: nn.Module, seed: int, scale: float = 0.5) -> dict[str, Array]:
+    """Give every parameter fixed numbers; returns them by name."""
+    values = {}
+    with torch.no_grad():
+        for i, (name, parameter) in enumerate(module.named_parameters()):
+            values[name] = numbers(seed + i, *parameter.shape, scale=scale)
+            parameter.copy_(torch.from_numpy(values[name]))
+    return values
+
+
+def gradients(module: nn.Module, z: Array, upstream: Array) -> dict[str, Tensor | None]:
+    """d(<upstream, output> + LOSS_FACTOR loss) for the input and each parameter."""
+    leaf = tensor(z, grad=True)
+    out = module(leaf)
+    ((out.quantized * tensor(upstream)).sum() + LOSS_FACTOR * out.loss).backward()
+    return {"z": leaf.grad} | {name: p.grad for name, p in module.named_parameters()}
+
+
+Formula = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+def gradients_of(
+    formula: Formula, z: Array, parameters: dict[str, Array], upstream: Array
+) -> dict[str, Tensor]:
+    """The same of a formula (z, parameters) -> (output, loss) with stop-gradients written as detach."""
+    leaf = tensor(z, grad=True)
+    leaves = {name: tensor(value, grad=True) for name, value in parameters.items()}
+    output, loss = formula(leaf, leaves)
+    ((output * tensor(upstream)).sum() + LOSS_FACTOR * loss).backward()
+    return {"z": leaf.grad} | {name: p.grad for name, p in leaves.items()}
+
+
+def assert_same_gradients(actual: dict[str, Tensor | None], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert value.abs().max() > 1e-6, f"the gradient of {name} shows nothing"
+        assert_close(actual[name], array(value))
+
+
+def set_codes(q: VQ, codes: object) -> VQ:
+    """A VQ that begins at these codes: n = 1 and m = the codes."""
+    for buffer in (q.codebook, q.sums):
+        buffer.copy_(tensor(codes))
+    return q
+
+
+# --- VQ ------------------------------------------------------------------------------------------------
+
+
+class MovingCodes:
+    """The EMA codebook: n <- g n + (1-g) count, m <- g m + (1-g) sum z, code = m / smoothed n."""
+
+    def __init__(self, codes: Array, g: float):
+        self.g, self.codes = g, codes.copy()
+        self.n, self.m = [1.0] * len(codes), codes.copy()
+
+    def batch(self, z: Array) -> list[int]:
+        total = sum(self.n)
+        for k in range(len(self.codes)):
+            smoothed = (self.n[k] + 1e-5) / (total + len(self.codes) * 1e-5) * total
+            self.codes[k] = self.m[k] / smoothed
+        indices = nearest(z, self.codes)
+        for k in range(len(self.codes)):
+            chose_k = [row for row, index in zip(z, indices, strict=True) if index == k]
+            self.n[k] = self.g * self.n[k] + (1 - self.g) * len(chose_k)
+            self.m[k] = self.g * self.m[k] + (1 - self.g) * sum(chose_k, np.zeros(z.shape[1]))
+        return indices
+
+
+@pytest.mark.parametrize(("options", "beta"), [({}, 0.25), ({"commitment_weight": 0.7}, 0.7)])
+def test_vq_gives_the_nearest_code_and_the_weighted_commitment(options: dict[str, float], beta: float):
+    codes, z = numbers(1, 8, 3), numbers(2, 20, 3)
+    out = set_codes(VQ(3, 8, **options).double(), codes)(tensor(z))
+    expected = nearest(z, codes)
+    assert len(set(expected)) > 4
+    assert out.indices.tolist() == expected
+    assert_close(out.quantized, codes[expected])
+    assert out.terms.keys() == {"commitment"}
+    assert_close(out.terms["commitment"], mse(z, codes[expected]))
+    assert_close(out.loss, beta * mse(z, codes[expected]))
+
+
+def test_vq_by_hand():
+    q = set_codes(VQ(2, 3).double(), [[0, 0], [2, 0], [0, 4]])
+    z = tensor([[0.9, 0], [1.5, 1], [-1, 3]], grad=True)
+    out = q(z)
+    assert out.indices.tolist() == [0, 1, 2]
+    assert_close(out.quantized, [[0, 0], [2, 0], [0, 4]])
+    # squares .81 | .25 + 1 | 1 + 1, over 6 elements
+    assert_close(out.terms["commitment"], 4.06 / 6)
+    assert_close(out.loss, 0.25 * 4.06 / 6)
+    out.loss.backward()
+    # .25 * 2 (z - q) / 6
+    assert_close(z.grad, [[0.075, 0], [-0.5 / 12, 1 / 12], [-1 / 12, -1 / 12]])
+
+
+@pytest.mark.parametrize(("options", "beta"), [({}, 0.25), ({"commitment_weight": 0.7}, 0.7)])
+def test_vq_sends_the_gradient_straight_through_and_the_commitment_to_the_vectors(
+    options: dict[str, float], beta: float
+):
+    codes, z, upstream = numbers(1, 8, 3), numbers(2, 20, 3), numbers(3, 20, 3)
+    q = set_codes(VQ(3, 8, **options).double(), codes)
+    actual = gradients(q, z, upstream)
+    assert actual.keys() == {"z"}, "the codes move by their running means alone"
+    assert_close(actual["z"], upstream + LOSS_FACTOR * beta * 2 * (z - codes[nearest(z, codes)]) / z.size)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "g"), [("vq", {}, 0.99), ("vq", {"decay": 0.5}, 0.5), ("rotvq", {}, 0.8)]
+)
+def test_ema_codes_follow_their_vectors_over_three_batches(name: str, options: dict[str, float], g: float):
+    codes = numbers(1, 6, 2)
+    q = build_quantizer(name, 2, 6, **options).double()
+    assert isinstance(q, VQ)
+    set_codes(q, codes)
+    reference = MovingCodes(codes, g)
+    for seed in (11, 12, 13):
+        z = numbers(seed, 16, 2) + 0.5
+        out = q(tensor(z))
+        indices = reference.batch(z)
+        assert out.indices.tolist() == indices
+        assert_close(out.quantized, reference.codes[indices])
+        assert_close(q.codebook, reference.codes)
+        assert_close(q.counts, reference.n)
+        assert_close(q.sums, reference.m)
+    assert np.abs(reference.codes - codes).max() > 0.01
+
+
+def test_ema_by_hand():
+    q = set_codes(VQ(1, 2, decay=0.5).double(), [[0], [10]])
+    assert q.counts.tolist() == [1, 1]
+    first = q(tensor([[1], [2], [9]]))
+    assert first.indices.tolist() == [0, 0, 1]
+    assert_close(first.quantized, [[0], [0], [10]])
+    assert_close(q.counts, [1.5, 1.0])
+    assert_close(q.sums, [[1.5], [9.5]])
+    assert_close(q.codebook, [[0], [10]])  # not yet
+    assert_close(q.decode(first.indices), array(first.quantized))
+    second = q(tensor([[4]]))
+    # 1.5 / (1.50001 / 2.50002 * 2.5) and 9.5 / (1.00001 / 2.50002 * 2.5)
+    assert_close(q.codebook, [[1.0000013333244446], [9.499981000189997]], 1e-12)
+    assert_close(second.quantized, [[1.0000013333244446]], 1e-12)
+
+
+def test_ema_starts_with_a_count_of_one_and_the_codes_as_sums():
+    q = VQ(3, 5)
+    assert q.counts.tolist() == [1] * 5
+    assert torch.equal(q.sums, q.codebook)
+
+
+def test_eval_mode_neither_moves_the_codes_nor_lets_a_waiting_update_take_effect():
+    codes, z = numbers(1, 6, 2), numbers(2, 16, 2) + 0.5
+    q = set_codes(VQ(2, 6, decay=0.5).double(), codes)
+    q(tensor(z))
+    before = {name: value.clone() for name, value in q.state_dict().items()}
+    out = q.eval()(tensor(z, grad=True))
+    with torch.no_grad():
+        q(tensor(z))
+    q.encode(tensor(z))
+    assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
+    assert_close(out.quantized, codes[nearest(z, codes)])
+    assert out.loss.item() == 0
+    reference = MovingCodes(codes, 0.5)
+    reference.batch(z)
+    q.train()(tensor(z))
+    reference.batch(z)
+    assert_close(q.codebook, reference.codes)
+
+
+def test_a_dead_code_restarts_at_a_latent_and_the_living_follow_their_means():
+    codes = np.array([[0.0, 0.0], [4.0, 0.0], [100.0, 100.0]])
+    z = np.concatenate([numbers(5, 4, 2, scale=0.3), numbers(6, 4, 2, scale=0.3) + codes[1]])
+    q = set_codes(VQ(2, 3, decay=0.8, restart_below=0.9).double(), codes)
+    q(tensor(z))
+    assert_close(q.codebook[2], [100, 100])  # not yet
+    # counts .8 + .2 * 4 = 1.6 live on; .8 + 0 is below .9
+    assert_close(q.counts, [1.6, 1.6, 1.0])
+    q(tensor(z))
+    assert np.abs(array(q.codebook[2]) - z).max(1).min() < 1e-4  # the smoothing moves it by 1e-5
+    smoothed = (1.6 + 1e-5) / (4.2 + 3e-5) * 4.2
+    assert_close(q.codebook[0], 0.2 * z[:4].sum(0) / smoothed)
+    assert_close(q.codebook[1], (0.8 * np.array([4, 0]) + 0.2 * z[4:].sum(0)) / smoothed)
+
+
+def test_dead_codes_stay_where_they_are_by_default():
+    q = set_codes(VQ(2, 2, decay=0.5).double(), [[0, 0], [100, 100]])
+    for seed in range(8):
+        q(tensor(numbers(seed, 8, 2)))
+    # n and m shrink alike: 7 updates took effect, n = (2^-7, 1/2^7 + 8 (1 - 2^-7))
+    n, total = 2.0**-7, 2.0**-6 + 8 * (1 - 2.0**-7)
+    smoothed = (n + 1e-5) / (total + 2e-5) * total
+    assert_close(q.codebook[1], [100 * n / smoothed] * 2)
+
+
+def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
+    """Latents in random order around the corners of a regular polygon, and the mean of each cluster."""
+    angles = 2 * np.pi * np.arange(clusters) / clusters
+    corners = 10 * np.stack([np.cos(angles), np.sin(angles)], 1)
+    z = corners[:, None] + numbers(seed, clusters, 16, 2, scale=0.1)
+    return np.random.default_rng(seed).permutation(z.reshape(-1, 2)), z.mean(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("clusters", [2, 4, 6])
+def test_kmeans_start_finds_the_centres_of_separated_clusters(clusters: int, seed: int):
+    z, centres = separated_clusters(seed, clusters)
+    q = VQ(2, clusters, init="kmeans", seed=seed).double()
+    q(tensor(z))
+    found = array(q.codebook)
+    distances = np.linalg.norm(centres[:, None] - found, axis=2)
+    assert sorted(distances.argmin(1)) == list(range(clusters)), f"centres {found.round(1).tolist()}"
+    assert distances.min(1).max() < 1e-8
+
+
+def test_kmeans_start_leaves_each_code_at_the_mean_of_its_vectors():
+    z, _ = separated_clusters(3, 5)
+    q = VQ(2, 5, init="kmeans", seed=3).double()
+    out = q(tensor(z))
+    codes = array(q.codebook)
+    chosen = np.array(nearest(z, codes))
+    assert out.indices.tolist() == chosen.tolist()
+    for k in set(chosen):
+        assert_close(codes[k], z[chosen == k].mean(0), 1e-8)
+
+
+def test_kmeans_start_waits_for_the_first_training_batch_and_happens_once():
+    z, _ = separated_clusters(0, 2)
+    q = VQ(2, 2, init="kmeans").double()
+    normal = q.codebook.clone()
+    q.eval()(tensor(z))
+    assert torch.equal(q.codebook, normal)
+    q.train()(tensor(z))
+    centres = array(q.codebook)
+    assert np.linalg.norm(centres, axis=1).min() > 9
+    q(tensor(-0.1 * z))  # a second batch moves the codes by running means only
+    reference = MovingCodes(centres, 0.99)
+    reference.batch(z)
+    reference.batch(-0.1 * z)
+    assert_close(q.codebook, reference.codes, 1e-8)
+
+
+# --- RotVQ ---------------------------------------------------------------------------------------------
+
+
+def rotation(z: Array, q: Array) -> Array:
+    """|q|/|z| R with R = I - 2 w w^T + 2 q^ e^T, as a matrix."""
+    e, unit = z / np.linalg.norm(z), q / np.linalg.norm(q)
+    w = (e + unit) / np.linalg.norm(e + unit)
+    r = np.eye(len(z)) - 2 * np.outer(w, w) + 2 * np.outer(unit, e)
+    np.testing.assert_allclose(r @ r.T, np.eye(len(z)), atol=1e-9)
+    return np.linalg.norm(q) / np.linalg.norm(z) * r
+
+
+def rotvq(codes: object, **options: float) -> VQ:
+    q = build_quantizer("rotvq", len(codes[0]), len(codes), **options).double()  # type: ignore[index,arg-type]
+    assert isinstance(q, VQ)
+    return set_codes(q, codes)
+
+
+@pytest.mark.parametrize(("options", "beta"), [({}, 1.0), ({"commitment_weight": 0.3}, 0.3)])
+def test_rotvq_turns_the_gradient_by_the_explicit_matrix(options: dict[str, float], beta: float):
+    codes, z, upstream = numbers(1, 8, 3), numbers(2, 20, 3), numbers(3, 20, 3)
+    expected = np.zeros_like(z)
+    for i, k in enumerate(nearest(z, codes)):
+        matrix = rotation(z[i], codes[k])
+        np.testing.assert_allclose(matrix @ z[i], codes[k], atol=1e-12)
+        expected[i] = matrix.T @ upstream[i] + LOSS_FACTOR * beta * 2 * (z[i] - codes[k]) / z.size
+    assert_close(gradients(rotvq(codes, **options), z, upstream)["z"], expected)
+    out = rotvq(codes, **options)(tensor(z))
+    assert_close(out.loss, beta * mse(z, codes[nearest(z, codes)]))
+    assert_close(out.terms["commitment"], mse(z, codes[nearest(z, codes)]))
+
+
+def test_rotvq_by_hand():
+    z = tensor([[2, 0]], grad=True)
+    out = rotvq([[0, 1], [-9, -9]])(z)
+    assert_close(out.quantized, [[0, 1]])
+    (out.quantized * tensor([[3, 5]])).sum().backward()
+    # a quarter turn at half the length: R = [[0, -1], [1, 0]], so the gradient is .5 R^T (3, 5)
+    assert_close(z.grad, [[2.5, -1.5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rotvq_gives_the_codes_to_the_last_bit(dtype: torch.dtype):
+    q = build_quantizer("rotvq", 5, 16).to(dtype)
+    z = tensor(numbers(2, 200, 5, scale=3)).to(dtype).requires_grad_()
+    out = q(z)
+    assert torch.equal(out.quantized, q.codebook[out.indices])
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [([0.0] * 3, [1.0, 2.0, 2.0]), ([2.0, 4.0, 4.0], [-1.0, -2.0, -2.0]), ([1.0, 2.0, 2.0], [0.0] * 3)],
+    ids=["z is zero", "z is opposite to its code", "the code is zero"],
+)
+def test_rotvq_goes_straight_through_where_no_rotation_is_defined(case: list[float], code: list[float]):
+    z = tensor([case, [1, 1, 0]], grad=True)
+    q = rotvq([code, [50, 0, 50]])
+    out = q(z)
+    assert out.indices.tolist() == [0, 0]
+    assert torch.equal(out.quantized, tensor([code, code]))
+    (out.quantized * tensor([[3, 5, 7], [3, 5, 7]])).sum().backward()
+    assert_close(z.grad[0], [3, 5, 7])
+    if any(code):  # the neighbour in the batch keeps its own rotation
+        assert_close(z.grad[1], rotation(np.array([1.0, 1, 0]), np.array(code)).T @ [3, 5, 7])
+
+
+def test_rotvq_still_rotates_almost_opposite_vectors():
+    z, code = np.array([[2.0, 1e-3, 0.0]]), np.array([-1.0, 0.0, 0.0])
+    actual = gradients(rotvq([code, [50, 0, 50]], commitment_weight=0.0), z, np.array([[3.0, 5.0, 7.0]]))
+    assert_close(actual["z"], [rotation(z[0], code).T @ [3, 5, 7]], 1e-8)
+
+
+# --- FSQ -----------------------------------------------------------------------------------------------
+
+
+def fsq_bound(x: float, levels: int) -> float:
+    half = (levels - 1) * (1 - 1e-3) / 2
+    offset = 0.5 if levels % 2 == 0 else 0.0
+    return math.tanh(x + math.tan(offset / half)) * half - offset
+
+
+def fsq_slope(x: float, levels: int) -> float:
+    half = (levels - 1) * (1 - 1e-3) / 2
+    offset = 0.5 if levels % 2 == 0 else 0.0
+    return half / math.cosh(x + math.tan(offset / half)) ** 2
+
+
+def fsq_grid(x: Array, levels: tuple[int, ...]) -> tuple[Array, list[int]]:
+    """Codes of projected vectors, scaled to [-1, 1], and their indices."""
+    codes, indices = np.zeros_like(x), []
+    for i, row in enumerate(x):
+        index, stride = 0, 1
+        for j, size in enumerate(levels):
+            level = round(fsq_bound(row[j], size))
+            codes[i, j] = level / (size // 2)
+            index += (level + size // 2) * stride
+            stride *= size
+        indices.append(index)
+    return codes, indices
+
+
+def bare(module: FSQ | LFQ) -> FSQ | LFQ:
+    """With identities for projections."""
+    with torch.no_grad():
+        for projection in (module.project_in, module.project_out):
+            projection.weight.copy_(torch.eye(len(projection.weight)))
+            projection.bias.zero_()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("bits", "levels"),
+    list(enumerate(
+        [
+            (2,), (4,), (8,), (4, 4), (8, 4), (8, 8), (8, 4, 4), (8, 8, 4), (8, 8, 8), (8, 8, 4, 4),
+            (8, 8, 8, 4), (8,) * 4, (8, 8, 8, 4, 4), (8, 8, 8, 8, 4), (8,) * 5, (8, 8, 8, 8, 4, 4),
+            (8, 8, 8, 8, 8, 4), (8,) * 6, (8, 8, 8, 8, 8, 4, 4), (8, 8, 8, 8, 8, 8, 4),
+        ],
+        start=1,
+    )),
+)  # fmt: skip
+def test_fsq_has_the_levels_of_the_table(bits: int, levels: tuple[int, ...]):
+    q = FSQ(3, 2**bits)
+    assert tuple(q.levels.tolist()) == levels
+    assert q.project_in.weight.shape == (len(levels), 3)
+    assert q.project_out.weight.shape == (3, len(levels))
+
+
+@pytest.mark.parametrize("levels", [(8, 8, 8, 8, 4), (8, 5, 5, 5), (3, 2), (2,), (7, 6, 4)])
+def test_fsq_bounds_rounds_and_projects_as_published(levels: tuple[int, ...]):
+    q = FSQ(4, math.prod(levels), levels=levels).double()
+    p = fill(q, 20, scale=0.8)
+    z = numbers(2, 60, 4)
+    codes, indices = fsq_grid(z @ p["project_in.weight"].T + p["project_in.bias"], levels)
+    assert len(set(indices)) > 1
+    out = q(tensor(z))
+    assert out.indices.tolist() == indices
+    assert_close(out.quantized, codes @ p["project_out.weight"].T + p["project_out.bias"])
+    assert out.loss.item() == 0
+    assert out.terms == {}
+
+
+def test_fsq_gradient_is_that_of_the_bound_between_the_projections():
+    levels = (8, 5, 2)
+    q = FSQ(4, 80, levels=levels).double()
+    p = fill(q, 20, scale=0.8)
+    z, upstream = numbers(2, 30, 4), numbers(3, 30, 4)
+    x = z @ p["project_in.weight"].T + p["project_in.bias"]
+    codes, _ = fsq_grid(x, levels)
+    slope = np.array([[fsq_slope(row[j], size) / (size // 2) for j, size in enumerate(levels)] for row in x])
+    dx = upstream @ p["project_out.weight"] * slope
+    actual = gradients(q, z, upstream)
+    assert_close(actual["z"], dx @ p["project_in.weight"])
+    assert_close(actual["project_in.weight"], dx.T @ z)
+    assert_close(actual["project_in.bias"], dx.sum(0))
+    assert_close(actual["project_out.weight"], upstream.T @ codes)
+    assert_close(actual["project_out.bias"], upstream.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("levels", "rounded"),
+    # of the bounds -.706 -.107 -.043 -.024 -.001 | -.963 -.462 0 .291 .963 | -1.893 -.728 -.0004 .353 .971 |
+    # -1.926 -.923 0 .582 1.926 | -3.830 -1.695 -.00001 .958 2.902
+    [
+        (2, [-1, 0, 0, 0, 0]),
+        (3, [-1, 0, 0, 0, 1]),
+        (4, [-2, -1, 0, 0, 1]),
+        (5, [-2, -1, 0, 1, 2]),
+        (8, [-4, -2, 0, 1, 3]),
+    ],
+)
+def test_fsq_levels_by_hand(levels: int, rounded: list[int]):
+    q = bare(FSQ(1, levels, levels=(levels,)).double())
+    out = q(tensor([[-2.0], [-0.5], [0.0], [0.3], [2.0]]))
+    assert out.indices.tolist() == [level + levels // 2 for level in rounded]
+    assert_close(out.quantized[:, 0], [level / (levels // 2) for level in rounded])
+
+
+@pytest.mark.parametrize(
+    ("latent", "level"),
+    # Borders of 8 levels with tan and 1 - 1e-3: -1.42970, .15022, 1.14173. With atanh and 1 + 1e-3
+    # they are -1.42295, .14989, 1.13556, and each of these latents would fall on the other side.
+    [(-1.426, -3), (0.15, 0), (1.138, 2)],
+)
+def test_fsq_is_not_the_common_port_with_atanh(latent: float, level: int):
+    q = bare(FSQ(1, 8).double())
+    assert q(tensor([[latent]])).indices.tolist() == [level + 4]
+
+
+def test_fsq_outermost_latents_stay_on_the_outermost_levels():
+    q = bare(FSQ(2, 40, levels=(8, 5)).double())
+    out = q(tensor([[-50, -50], [50, -50], [-50, 50], [50, 50]]))
+    assert out.indices.tolist() == [0, 7, 32, 39]
+    assert_close(out.quantized, [[-1, -1], [0.75, -1], [-1, 1], [0.75, 1]])
+
+
+def test_fsq_codebook_counts_with_the_first_dimension_fastest():
+    q = FSQ(2, 6, levels=(3, 2)).double()
+    assert q.codebook.tolist() == [[-1, -1], [0, -1], [1, -1], [-1, 0], [0, 0], [1, 0]]
+    large = array(FSQ(2, 16_384).codebook)
+    for index in (0, 1, 8, 4095, 4096, 10_000, 16_383):
+        digits = [index % 8, index // 8 % 8, index // 64 % 8, index // 512 % 8, index // 4096]
+        half = np.array([4, 4, 4, 4, 2])
+        assert_close(large[index], (np.array(digits) - half) / half)
+
+
+def test_fsq_decodes_through_the_output_projection():
+    q = FSQ(4, 6, levels=(3, 2)).double()
+    p = fill(q, 20)
+    expected = np.array([[1, -1], [-1, 0]]) @ p["project_out.weight"].T + p["project_out.bias"]
+    assert_close(q.decode(torch.tensor([2, 3])), expected)
+
+
+def test_fsq_projects_outside_autocast():
+    q = FSQ(16, 512).eval()
+    z = torch.from_numpy(numbers(2, 1000, 16, scale=3)).float()
+    p = {name: array(parameter).astype(np.float64) for name, parameter in q.named_parameters()}
+
+    def grid(x: Tensor, weight: Array) -> tuple[Array, list[int]]:
+        return fsq_grid(array(x).astype(np.float64) @ weight.T + p["project_in.bias"], (8, 8, 8))
+
+    codes, indices = grid(z, p["project_in.weight"])
+    rounded_weight = array(q.project_in.weight.bfloat16().double())
+    assert grid(z.bfloat16().double(), rounded_weight)[1] != indices, "rounding would be seen"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = q(z)
+        encoded = q.encode(z)
+    assert out.indices.tolist() == encoded.tolist() == indices
+    assert_close(out.quantized, codes @ p["project_out.weight"].T + p["project_out.bias"], 1e-5)
+
+
+# --- LFQ -----------------------------------------------------------------------------------------------
+
+
+def corners(bits: int) -> Array:
+    """All +-1 strings; row i spells i with the lowest bit first."""
+    return np.array([word[::-1] for word in itertools.product([-1.0, 1.0], repeat=bits)])
+
+
+def lfq_entropies(x: Array, inverse_temperature: float) -> tuple[float, float]:
+    """Mean entropy of a vector's assignment to all corners, and the entropy of the mean assignment."""
+    p = softmax(inverse_temperature * 2 * x @ corners(x.shape[1]).T)
+    return sum(entropy(row) for row in p) / len(p), entropy(p.mean(0))
+
+
+LFQ_SETTINGS = [
+    ({}, 0.1, 0.25, 100.0),
+    ({"entropy_weight": 0.7, "commitment_weight": 0.4, "inverse_temperature": 20.0}, 0.7, 0.4, 20.0),
+]
+
+
+@pytest.mark.parametrize(("options", "w_entropy", "w_commitment", "inverse"), LFQ_SETTINGS)
+@pytest.mark.parametrize("bits", [1, 2, 5])
+def test_lfq_matches_the_dense_softmax_over_all_corners(
+    bits: int, options: dict[str, float], w_entropy: float, w_commitment: float, inverse: float
+):
+    q = LFQ(4, 2**bits, **options).double()
+    p = fill(q, 30, scale=0.02)
+    z = numbers(2, 24, 4)
+    x = z @ p["project_in.weight"].T + p["project_in.bias"]
+    signs = np.where(x > 0, 1.0, -1.0)
+    out = q(tensor(z))
+    assert out.indices.tolist() == [int(sum(2**i for i, s in enumerate(row) if s > 0)) for row in signs]
+    assert_close(out.quantized, signs @ p["project_out.weight"].T + p["project_out.bias"])
+    vector_entropy, batch_entropy = lfq_entropies(x, inverse)
+    assert 0.05 < vector_entropy < batch_entropy
+    assert out.terms.keys() == {"commitment", "vector_entropy", "batch_entropy"}
+    assert_close(out.terms["vector_entropy"], vector_entropy)
+    assert_close(out.terms["batch_entropy"], batch_entropy)
+    assert_close(out.terms["commitment"], mse(x, signs))
+    assert_close(out.loss, w_entropy * (vector_entropy - batch_entropy) + w_commitment * mse(x, signs))
+
+
+@pytest.mark.parametrize(("options", "w_entropy", "w_commitment", "inverse"), LFQ_SETTINGS)
+@pytest.mark.parametrize("bits", [1, 2, 5])
+def test_lfq_gradients_match_the_dense_softmax(
+    bits: int, options: dict[str, float], w_entropy: float, w_commitment: float, inverse: float
+):
+    q = LFQ(4, 2**bits, **options).double()
+    p = fill(q, 30, scale=0.02)
+    z, upstream = numbers(2, 24, 4), numbers(3, 24, 4)
+
+    def formula(z: Tensor, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        x = z @ p["project_in.weight"].T + p["project_in.bias"]
+        signs = torch.where(x > 0, 1.0, -1.0).double()
+        output = (x + (signs - x).detach()) @ p["project_out.weight"].T + p["project_out.bias"]
+        assignment = (inverse * 2 * x @ tensor(corners(bits)).T).softmax(1)
+        vector_entropy = -(assignment * assignment.log()).sum(1).mean()
+        batch_entropy = -(assignment.mean(0) * assignment.mean(0).log()).sum()
+        return output, w_entropy * (vector_entropy - batch_entropy) + w_commitment * mse_t(x, signs.detach())
+
+    assert_same_gradients(gradients(q, z, upstream), gradients_of(formula, z, p, upstream))
+
+
+def test_lfq_by_hand():
+    q = bare(LFQ(1, 2).double())
+    z = math.log(3) / 400  # P(+1) = sigmoid(4 z 100) = 3/4
+    out = q(tensor([[z], [-z]]))
+    assert out.indices.tolist() == [1, 0]
+    assert_close(out.quantized, [[1], [-1]])
+    assert_close(out.terms["vector_entropy"], 0.5623351446188083)  # of (3/4, 1/4)
+    assert_close(out.terms["batch_entropy"], 0.6931471805599453)  # of (1/2, 1/2)
+    assert_close(out.terms["commitment"], 0.9945144819876645)  # (1 - z)^2
+    assert_close(out.loss, 0.23554741690280243)
+
+
+def test_lfq_takes_the_sign_of_zero_as_minus_one():
+    q = bare(LFQ(2, 4).double())
+    out = q(tensor([[0, 0], [0, 0.5], [0.3, -0.0], [0.3, 0.1]]))
+    assert out.indices.tolist() == [0, 2, 1, 3]
+    assert_close(out.quantized, [[-1, -1], [-1, 1], [1, -1], [1, 1]])
+    assert q.encode(tensor([[0, 0]])).tolist() == [0]
+
+
+def test_lfq_codebook_spells_the_index_lowest_bit_first():
+    assert LFQ(3, 4).codebook.tolist() == [[-1, -1], [1, -1], [-1, 1], [1, 1]]
+    assert_close(LFQ(3, 64).codebook, corners(6))
+
+
+@pytest.mark.parametrize("bits", [1, 3, 6, 9])
+def test_lfq_usage_and_entropy_match_the_tiled_op(bits: int):
+    q = bare(LFQ(bits, 2**bits).double())
+    x = tensor(numbers(bits, 40, bits, scale=0.01))
+    usage = soft_assignment(x, tensor(corners(bits)), 1 / 200, score="dot").usage
+    assert_close(corner_usage(x, 100.0), array(usage))
+    assert_close(q(x).terms["batch_entropy"], entropy(array(usage)))
+
+
+def test_lfq_entropies_are_exact_where_assignments_are_all_but_hard():
+    q = bare(LFQ(4, 16).double())
+    x = np.concatenate([numbers(2, 20, 4), [[1e-4, 2.0, -3.0, 0.0]]])
+    z = tensor(x, grad=True)
+    out = q(z)
+    vector_entropy, batch_entropy = lfq_entropies(x, 100.0)
+    assert_close(out.terms["vector_entropy"], vector_entropy)
+    assert_close(out.terms["batch_entropy"], batch_entropy)
+    out.loss.backward()
+    assert z.grad.isfinite().all()
+
+
+def test_lfq_without_entropy_weight_is_the_commitment_alone():
+    out = bare(LFQ(2, 4, entropy_weight=0.0).double())(tensor([[0.5, -2.0]]))
+    assert_close(out.loss, 0.25 * (0.25 + 1) / 2)
+    assert out.terms.keys() == {"commitment"}
+
+
+# --- SimVQ ---------------------------------------------------------------------------------------------
+
+
+def simvq_codes(rows: Tensor, p: dict[str, Tensor]) -> Tensor:
+    if p.keys() == {"transform.weight"}:
+        return rows @ p["transform.weight"].T
+    hidden = (rows @ p["transform.0.weight"].T + p["transform.0.bias"]).clamp_min(0)
+    return hidden @ p["transform.2.weight"].T + p["transform.2.bias"]
+
+
+SIMVQ_SETTINGS = [
+    ({}, 10.0, 0.25),
+    ({"transform": "linear", "weight": 1.0}, 1.0, 0.25),
+    ({"transform": "mlp", "weight": 3.0, "commitment_weight": 0.6}, 3.0, 0.6),
+]
+
+
+@pytest.mark.parametrize(("options", "weight", "commitment"), SIMVQ_SETTINGS)
+def test_simvq_chooses_among_the_transformed_rows(
+    options: dict[str, object], weight: float, commitment: float
+):
+    q = SimVQ(3, 12, **options).double()
+    p = {name: tensor(value) for name, value in fill(q, 40, scale=0.7).items()}
+    codes = array(simvq_codes(q.rows, p))
+    z = numbers(2, 20, 3)
+    indices = nearest(z, codes)
+    assert len(set(indices)) > 3
+    out = q(tensor(z))
+    assert out.indices.tolist() == indices
+    assert_close(q.codebook, codes)
+    assert_close(out.quantized, codes[indices])
+    assert out.terms.keys() == {"distance"}
+    assert_close(out.terms["distance"], mse(codes[indices], z))
+    assert_close(out.loss, weight * (1 + commitment) * mse(codes[indices], z))
+
+
+@pytest.mark.parametrize(("options", "weight", "commitment"), SIMVQ_SETTINGS)
+def test_simvq_gradients_match_the_formula_with_its_stop_gradients(
+    options: dict[str, object], weight: float, commitment: float
+):
+    q = SimVQ(3, 12, **options).double()
+    p = fill(q, 40, scale=0.7)
+    z, upstream = numbers(2, 20, 3), numbers(3, 20, 3)
+
+    def formula(z: Tensor, p: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        codes = simvq_codes(q.rows, p)
+        chosen = codes[nearest(array(z), array(codes))]
+        loss = weight * (mse_t(chosen, z.detach()) + commitment * mse_t(chosen.detach(), z))
+        return z + (chosen - z).detach(), loss
+
+    assert_same_gradients(gradients(q, z, upstream), gradients_of(formula, z, p, upstream))
+
+
+def test_simvq_by_hand():
+    q = SimVQ(1, 2, transform="linear", weight=1.0).double()
+    with torch.no_grad():
+        q.rows.copy_(tensor([[1], [-1]]))
+        q.transform.weight.fill_(2.0)
+    z = tensor([[1.5], [-3]], grad=True)
+    out = q(z)
+    assert out.indices.tolist() == [0, 1]
+    assert_close(out.quantized, [[2], [-2]])
+    assert_close(out.loss, 1.25 * (0.25 + 1) / 2)
+    out.loss.backward()
+    # .25 (z - q); and (q - z) row = (.5)(1) + (1)(-1), which are the means of two vectors
+    assert_close(z.grad, [[-0.125], [-0.25]])
+    assert_close(q.transform.weight.grad, [[-0.5]])
+
+
+@pytest.mark.parametrize("transform", ["mlp", "linear"])
+def test_simvq_rows_never_learn(transform: str):
+    q = SimVQ(3, 12, transform=transform)
+    rows = q.rows.clone()
+    assert not q.rows.requires_grad
+    assert all(p.data_ptr() != q.rows.data_ptr() for p in q.parameters())
+    optimizer = torch.optim.SGD(q.parameters(), lr=0.1)
+    before = q.codebook.detach().clone()
+    for seed in range(3):
+        optimizer.zero_grad()
+        quantized, _, loss = q(torch.from_numpy(numbers(seed, 16, 3)).float())
+        (quantized.square().sum() + loss).backward()
+        optimizer.step()
+    assert q.rows.grad is None
+    assert torch.equal(q.rows, rows)
+    assert (q.codebook - before).abs().amax(1).min() > 0, "the map moves every code"
+
+
+def test_simvq_transforms_have_the_stated_shapes():
+    shapes = {name: tuple(p.shape) for name, p in SimVQ(5, 8).named_parameters()}
+    assert sorted(shapes.values()) == [(5,), (5, 10), (10,), (10, 5)]
+    assert [tuple(p.shape) for p in SimVQ(5, 8, transform="linear").parameters()] == [(5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "std"),
+    [
+        (lambda: SimVQ(16, 4096).rows, 0.25),
+        (lambda: VQ(16, 4096).codebook, 0.25),
+        (lambda: IBQ(16, 4096).codebook, 1.0),
+        (lambda: IBQ(16, 4096, init_std=0.3).codebook, 0.3),
+    ],
+    ids=["simvq", "vq", "ibq", "ibq with init_std"],
+)
+def test_codes_start_normal_with_the_stated_deviation(codes: Callable[[], Tensor], std: float):
+    start = codes().detach()
+    assert start.std().item() == pytest.approx(std, rel=0.02)
+    assert abs(start.mean().item()) < 0.02 * std
+    assert start.abs().max() > 3.5 * std  # no uniform distribution reaches there
+
+
+# --- IBQ -----------------------------------------------------------------------------------------------
+
+
+IBQ_SETTINGS = [
+    ({}, 0.25, 0.05, 0.01),
+    ({"commitment_weight": 0.6, "entropy_weight": 0.8, "entropy_temperature": 0.3}, 0.6, 0.8, 0.3),
+]
+
+
+@pytest.mark.parametrize(("options", "w_codebook", "w_entropy", "temperature"), IBQ_SETTINGS)
+def test_ibq_values_match_the_dense_formulas(
+    options: dict[str, float], w_codebook: float, w_entropy: float, temperature: float
+):
+    q = IBQ(3, 10, **options).double()
+    codes = fill(q, 50, scale=0.3)["codebook"]
+    z = numbers(2, 20, 3, scale=0.3)
+    indices = [int(np.argmax([row @ code for code in codes])) for row in z]
+    assert len(set(indices)) > 3
+    assert indices != nearest(z, codes), "products are not distances"
+    out = q(tensor(z))
+    assert out.indices.tolist() == indices
+    assert_close(out.quantized, codes[indices])
+    p = softmax(z @ codes.T / temperature)
+    vector_entropy = float(np.mean([entropy(row) for row in p]))
+    batch_entropy = -sum(x * math.log(x + 1e-5) for x in p.mean(0))
+    distance = mse(codes[indices], z)
+    assert out.terms.keys() == {"latent", "codebook", "vector_entropy", "batch_entropy"}
+    assert_close(out.terms["latent"], 2 * distance)
+    assert_close(out.terms["codebook"], distance)
+    assert_close(out.terms["vector_entropy"], vector_entropy)
+    assert_close(out.terms["batch_entropy"], batch_entropy)
+    expected = 2 * distance + w_codebook * distance + w_entropy * (vector_entropy - batch_entropy)
+    assert_close(out.loss, expected)
+
+
+def ibq_formula(w_codebook: float, w_entropy: float, temperature: float) -> Formula:
+    def formula(z: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        codes = parameters["codebook"]
+        scores = z @ codes.T
+        p = scores.softmax(1)
+        onehot = torch.zeros_like(p)
+        onehot[range(len(z)), scores.argmax(1)] = 1
+        q = (onehot + p - p.detach()) @ codes
+        chosen = onehot @ codes
+        loss = mse_t(q, z) + mse_t(chosen.detach(), z) + w_codebook * mse_t(chosen, z.detach())
+        log_sharp = (scores / temperature).log_softmax(1)
+        sharp = log_sharp.exp()
+        vector_entropy = -(sharp * log_sharp).sum(1).mean()
+        usage = sharp.mean(0)
+        batch_entropy = -(usage * (usage + 1e-5).log()).sum()
+        return q, loss + w_entropy * (vector_entropy - batch_entropy)
+
+    return formula
+
+
+@pytest.mark.parametrize(("options", "w_codebook", "w_entropy", "temperature"), IBQ_SETTINGS)
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_ibq_gradients_match_the_dense_formula_with_its_stop_gradients(
+    scale: float, options: dict[str, float], w_codebook: float, w_entropy: float, temperature: float
+):
+    q = IBQ(3, 10, **options).double()
+    p = fill(q, 50, scale=scale)
+    z, upstream = numbers(2, 20, 3, scale=scale), numbers(3, 20, 3)
+    expected = gradients_of(ibq_formula(w_codebook, w_entropy, temperature), z, p, upstream)
+    assert_same_gradients(gradients(q, z, upstream), expected)
+
+
+def ibq_by_hand() -> IBQ:
+    q = IBQ(2, 2).double()
+    with torch.no_grad():
+        q.codebook.copy_(tensor([[2, 0], [0, 1]]))
+    return q
+
+
+def test_ibq_loss_by_hand():
+    out = ibq_by_hand()(tensor([[1, 0]]))
+    assert out.indices.tolist() == [0]
+    assert_close(out.quantized, [[2, 0]])
+    assert_close(out.terms["latent"], 1.0)  # 1/2 of each mse
+    assert_close(out.terms["codebook"], 0.5)
+    assert_close(out.terms["vector_entropy"], 0.0)  # scores 200 and 0
+    assert_close(out.terms["batch_entropy"], -9.99995000033e-06, 1e-15)  # -1 log(1 + 1e-5)
+    assert_close(out.loss, 1.125 + 0.05 * 9.99995000033e-06, 1e-15)
+
+
+def test_ibq_output_gradient_by_hand():
+    q = ibq_by_hand()
+    z = tensor([[1, 0]], grad=True)
+    (q(z).quantized * tensor([[1, 0]])).sum().backward()
+    # p = (.8808, .1192) of scores (2, 0); ds = 2 p1 p2 (1, -1)
+    ds = 0.20998717080701323
+    assert_close(z.grad, [[2 * ds, -ds]])
+    # the hard row alone takes the direct gradient, the other learns through its logit
+    assert_close(q.codebook.grad, [[1 + ds, 0], [-ds, 0]])
+
+
+def test_ibq_without_entropy_weight_is_the_three_distances():
+    q = IBQ(3, 10, entropy_weight=0.0).double()
+    codes = fill(q, 50)["codebook"]
+    z = numbers(2, 20, 3)
+    out = q(tensor(z))
+    assert_close(out.loss, 2.25 * mse(codes[np.argmax(z @ codes.T, 1)], z))
+    assert out.terms.keys() == {"latent", "codebook"}
+
+
+# --- Residual ------------------------------------------------------------------------------------------
+
+
+STAGE_CODES: list[Array] = [np.array([[0.0], [8.0]]), np.array([[-1.0], [1.0]]), np.array([[-0.25], [0.25]])]
+LATENTS = [[6.5], [0.9]]  # leave -1.5 and .9, then -.5 and -.1
+INDICES = [[1, 0, 0], [0, 1, 0]]
+SUMS = {1: [[8], [0]], 2: [[7], [1]], 3: [[6.75], [0.75]]}
+# mse of each stage: (2.25 + .81) / 2, (.25 + .01) / 2, (.0625 + .0225) / 2; weight .25
+LOSSES = {1: 0.3825, 2: 0.415, 3: 0.425625}
+
+
+def stages_by_hand(**options: float) -> Residual:
+    """Three stages of two codes in one dimension, which stay where they are."""
+    stages = [set_codes(VQ(1, 2, decay=1.0).double(), codes) for codes in STAGE_CODES]
+    return Residual(stages, **options)
+
+
+def test_residual_is_the_sum_of_stages_by_hand():
+    q = stages_by_hand()
+    out = q(tensor(LATENTS))
+    assert out.indices.tolist() == INDICES
+    assert_close(out.quantized, SUMS[3])
+    assert_close(out.loss, LOSSES[3])
+    assert {name: round(value.item(), 10) for name, value in out.terms.items()} == {
+        "commitment/0": 1.53,
+        "commitment/1": 0.13,
+        "commitment/2": 0.0425,
+    }
+    assert q.encode(tensor(LATENTS)).tolist() == INDICES
+
+
+def test_residual_composes_stages_of_any_kind():
+    z = numbers(2, 20, 3)
+    vq, simvq, ibq = VQ(3, 8), SimVQ(3, 9, transform="linear", weight=1.0), IBQ(3, 10)
+    q = Residual([vq, simvq, ibq]).double()
+    moved_rows = array(simvq.rows) @ fill(simvq, 40)["transform.weight"].T
+    codes = [numbers(1, 8, 3), moved_rows, fill(ibq, 50)["codebook"]]
+    set_codes(vq, codes[0])
+    rest, total, loss, indices = z, np.zeros_like(z), 0.0, []
+    for i in range(3):
+        chosen = nearest(rest, codes[i]) if i < 2 else [int(np.argmax(codes[i] @ row)) for row in rest]
+        distance = mse(rest, codes[i][chosen])
+        loss += (0.25, 1.25, 2.25)[i] * distance
+        if i == 2:
+            p = softmax(rest @ codes[2].T / 0.01)
+            loss += 0.05 * np.mean([entropy(row) for row in p])
+            loss += 0.05 * sum(x * math.log(x + 1e-5) for x in p.mean(0))
+        indices.append(chosen)
+        total = total + codes[i][chosen]
+        rest = rest - codes[i][chosen]
+    out = q(tensor(z))
+    assert out.indices.tolist() == np.transpose(indices).tolist()
+    assert_close(out.quantized, total)
+    assert_close(out.loss, loss)
+
+
+def test_residual_gradient_is_that_of_the_sum_with_nothing_detached():
+    codes, z, upstream = [numbers(1, 8, 3), numbers(4, 8, 3, scale=0.5)], numbers(2, 20, 3), numbers(3, 20, 3)
+    first, second = (rotvq(c, commitment_weight=w) for c, w in zip(codes, (0.3, 0.6), strict=True))
+    actual = gradients(Residual([first, second]), z, upstream)["z"]
+    expected = np.zeros_like(z)
+    for i, row in enumerate(z):
+        q1 = codes[0][nearest(row[None], codes[0])[0]]
+        rest = row - q1
+        q2 = codes[1][nearest(rest[None], codes[1])[0]]
+        j1, j2 = rotation(row, q1), rotation(rest, q2)
+        left = np.eye(3) - j1  # what the second stage sees of a change in z
+        expected[i] = (j1 + j2 @ left).T @ upstream[i]
+        expected[i] += LOSS_FACTOR * 2 / z.size * (0.3 * (row - q1) + 0.6 * left.T @ (rest - q2))
+    assert_close(actual, expected, 1e-9)
+
+
+def test_residual_of_straight_through_stages_is_straight_through():
+    q = stages_by_hand()
+    z = tensor(LATENTS, grad=True)
+    (q(z).quantized * tensor([[3], [5]])).sum().backward()
+    assert_close(z.grad, [[3], [5]])
+
+
+def test_residual_decodes_any_prefix_of_the_stages():
+    q = stages_by_hand()
+    indices = torch.tensor(INDICES)
+    for stages, expected in SUMS.items():
+        assert_close(q.decode(indices[:, :stages]), expected)
+
+
+def test_residual_decodes_a_skipped_stage_as_nothing():
+    q = stages_by_hand()
+    assert_close(q.decode(torch.tensor([[1, -1, -1], [0, 1, -1]])), [[8], [1]])
+    assert_close(q.decode(torch.tensor([[1, -1, 0]])), [[7.75]])
+
+
+def test_residual_dropout_keeps_one_to_all_but_one_of_the_first_stages():
+    q = stages_by_hand(dropout=1.0)
+    seen = set()
+    for _ in range(40):
+        out = q(tensor(LATENTS))
+        kept = sum(index != -1 for index in out.indices[0].tolist())
+        seen.add(kept)
+        assert out.indices.tolist() == [row[:kept] + [-1] * (3 - kept) for row in INDICES]
+        assert_close(out.quantized, SUMS[kept])
+        assert_close(out.loss, LOSSES[kept])
+        assert_close(q.decode(out.indices), SUMS[kept])
+    assert seen == {1, 2}
+
+
+def test_residual_dropout_happens_with_its_probability():
+    q = stages_by_hand(dropout=0.3)
+    dropped = sum(-1 in q(tensor(LATENTS)).indices for _ in range(300))
+    assert 60 < dropped < 120  # 90 expected, deviation 8
+
+
+def test_residual_drops_nothing_in_eval_mode_nor_by_default():
+    trained, evaluated = stages_by_hand(), stages_by_hand(dropout=1.0).eval()
+    for _ in range(20):
+        assert trained(tensor(LATENTS)).indices.tolist() == INDICES
+        assert evaluated(tensor(LATENTS)).indices.tolist() == INDICES
+        assert_close(evaluated(tensor(LATENTS)).quantized, SUMS[3])
+
+
+def test_residual_stages_that_dropout_skips_still_follow_their_residuals():
+    q = stages_by_hand(dropout=1.0)
+    for stage in q.stages:
+        stage.decay = 0.5
+    assert -1 in q(tensor(LATENTS)).indices
+    last = q.stages[2]
+    # both residuals, -.5 and -.1, chose the first code: n = .5 + .5 * 2, m = .5 * -.25 + .5 * -.6
+    assert_close(last.counts, [1.5, 0.5])
+    assert_close(last.sums, [[-0.425], [0.125]])
+
+
+def codes_are_shared(stages: list[VQ | LGQ | SimVQ | IBQ | FSQ | LFQ]) -> bool:
+    """Whether two stages have a code in common."""
+    rows = [{tuple(code) for code in stage.codebook.tolist()} for stage in stages]
+    return any(a & b for a, b in itertools.combinations(rows, 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: VQ(4, 8), lambda: LGQ(4, 8), lambda: SimVQ(4, 8), lambda: IBQ(4, 8), lambda: VQ(4, 8, seed=7)],
+    ids=["vq", "lgq", "simvq", "ibq", "vq with a seed"],
+)
+def test_residual_gives_equal_stages_seeds_of_their_own(make: Callable[[], VQ]):
+    first = make()
+    stages = [first, make(), make()]
+    assert codes_are_shared(stages)
+    Residual(stages)
+    assert len({stage.seed for stage in stages}) == 3
+    assert not codes_are_shared(stages)
+    assert torch.equal(first.codebook, make().codebook), "the first stage keeps its start"
+    if isinstance(first, VQ):
+        assert all(torch.equal(stage.sums, stage.codebook) for stage in stages)
+
+
+@pytest.mark.parametrize("kind", [FSQ, LFQ])
+def test_residual_gives_equal_grids_projections_of_their_own(kind: type[FSQ | LFQ]):
+    stages = [kind(4, 8) for _ in range(3)]
+    Residual(stages)
+    for a, b in itertools.combinations(stages, 2):
+        assert not torch.equal(a.project_in.weight, b.project_in.weight)
+        assert not torch.equal(a.project_out.weight, b.project_out.weight)
+
+
+def test_residual_leaves_stages_that_differ_alone():
+    stages = [VQ(4, 8, seed=5), VQ(4, 8, seed=9), LGQ(4, 8, seed=3)]
+    before = [stage.codebook.detach().clone() for stage in stages]
+    Residual(stages)
+    assert [stage.seed for stage in stages] == [5, 9, 3]
+    assert all(torch.equal(stage.codebook, codes) for stage, codes in zip(stages, before, strict=True))
+
+
+def test_residual_leaves_trained_stages_alone():
+    stages = [VQ(4, 8).double(), VQ(4, 8).double()]
+    for seed, stage in enumerate(stages):
+        for batch in range(2):
+            stage(tensor(numbers(10 * seed + batch, 16, 4)))
+    before = [stage.codebook.clone() for stage in stages]
+    Residual(stages)
+    assert all(torch.equal(stage.codebook, codes) for stage, codes in zip(stages, before, strict=True))
+
+
+def test_residual_never_gives_an_equal_stage_the_seed_of_another():
+    stages = [VQ(4, 8, seed=0), VQ(4, 8, seed=2), VQ(4, 8, seed=0)]
+    Residual(stages)
+    assert len({stage.seed for stage in stages}) == 3
+    assert not codes_are_shared(stages)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: [VQ(4, 8), LGQ(4, 8)], lambda: [VQ(4, 32), VQ(4, 64)]], ids=["kinds", "sizes"]
+)
+def test_residual_stages_of_different_kind_or_size_do_not_begin_with_the_same_codes(
+    make: Callable[[], list[VQ | LGQ]],
+):
+    stages = make()
+    Residual(stages)
+    assert not codes_are_shared(stages)
+
+
+# --- all -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vq", "rotvq", "fsq", "lfq", "simvq", "ibq"])
+def test_the_loss_of_every_baseline_is_exactly_zero_in_eval_mode(name: str):
+    q = build_quantizer(name, 4, 16).eval()
+    z = torch.from_numpy(numbers(2, 10, 4)).float()
+    assert q(z.requires_grad_()).loss.item() == 0
+    assert Residual([q, build_quantizer(name, 4, 16, seed=9)]).eval()(z).loss.item() == 0
