@@ -31,7 +31,7 @@ class BenchQuantizers:
         default_factory=quantizers.QuantizerBenchmark
     )
     as_json: Json = False
-    """Print one JSON object instead of a table."""
+    """Print one JSON object; the table then goes to the error output."""
 
     def run(self) -> None:
         rows = _with_progress(quantizers.run(self.settings), len(quantizers.plan(self.settings)), "measuring")
@@ -46,7 +46,7 @@ class BenchEncode:
         default_factory=encode.EncodeBenchmark
     )
     as_json: Json = False
-    """Print one JSON object instead of a table."""
+    """Print one JSON object; the table then goes to the error output."""
 
     def run(self) -> None:
         rows = _with_progress(encode.run(self.settings), len(self.settings.sizes), "searching")
@@ -93,8 +93,9 @@ def _with_progress(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
 
 
 def _show(rows: list[Any], as_table: Callable[[list[Any]], Table], settings: Any, as_json: bool) -> None:
+    console = _ERRORS if as_json else Console()
+    console.print(as_table(rows))
     if not as_json:
-        Console().print(as_table(rows))
         return
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     record = {"machine": machine, "settings": asdict(settings), "rows": [asdict(row) for row in rows]}

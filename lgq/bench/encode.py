@@ -22,7 +22,7 @@ class EncodeBenchmark:
     """Channels of a vector."""
     sizes: tuple[int, ...] = (1_024, 4_096, 16_384, 65_536, 262_144)
     """Numbers of codes."""
-    repeats: int = 15
+    repeats: int = 16
     """Rounds of which the best counts."""
     device: str = "cpu"
     """`cpu`, or `cuda` (where faiss does not take part)."""

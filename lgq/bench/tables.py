@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
 
 from lgq.bench.contestants import PEER
@@ -12,10 +13,10 @@ _MB = 1e6
 
 
 def of_quantizers(rows: Sequence[QuantizerRow]) -> Table:
-    table = Table(title="Forward + backward of a quantizer", caption=_QUANTIZER_CAPTION)
+    table = _table("Forward + backward of a quantizer", _QUANTIZER_CAPTION)
     for heading in ("quantizer", "by"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("codes", "ms", "tokens/s", "extra MB", "÷ floor", "time ÷ ours", "memory ÷ ours"):
+        table.add_column(heading)
+    for heading in ("codes", "ms", "tokens\n/s", "extra\nMB", "÷\nfloor", "time\n÷ ours", "memory\n÷ ours"):
         table.add_column(heading, justify="right")
     for row in rows:
         ours = next(other for other in rows if _same(row, other) and other.implementation == "ours")
@@ -37,12 +38,12 @@ def _cells(row: QuantizerRow, ours: QuantizerRow) -> list[str]:
     implementation = "peer" if row.implementation == PEER else row.implementation
     start = [row.quantizer, implementation, f"{row.codebook_size:,}"]
     if not row.fits:
-        return [*start, "does not fit", *["-"] * 5]
+        return [*start, "too big", *["-"] * 5]
     return [
         *start,
-        f"{row.ms:,.1f}",
-        f"{row.tokens_per_second:,.0f}",
-        "-" if row.extra_bytes is None else f"{row.extra_bytes / _MB:,.1f}",
+        _number(row.ms),
+        _number(row.tokens_per_second),
+        _number(None if row.extra_bytes is None else row.extra_bytes / _MB),
         f"{row.over_floor:.2f}",
         _ratio(row.over_floor, ours.over_floor) if row is not ours else "",
         _ratio(row.extra_bytes, ours.extra_bytes) if row is not ours else "",
@@ -53,17 +54,28 @@ def _ratio(value: float | None, reference: float | None) -> str:
     return f"{value / reference:.1f}" if value and reference else "-"
 
 
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _table(title: str, caption: str) -> Table:
+    """Narrow enough for a terminal of 80 columns."""
+    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+
+
 def of_encoding(rows: Sequence[EncodeRow]) -> Table:
-    table = Table(title="Nearest-code search", caption="One GEMM is the least that an exact search needs.")
+    table = _table("Nearest-code search", "One GEMM is the least that an exact search needs.")
     for heading in ("codes", "ms", "tokens/s", "÷ GEMM", "faiss ms", "ours ÷ faiss", "same code"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             f"{row.codebook_size:,}",
-            f"{row.ms:,.1f}",
-            f"{row.tokens / row.ms * 1e3:,.0f}",
+            _number(row.ms),
+            _number(row.tokens / row.ms * 1e3),
             f"{row.ms / row.gemm_ms:.2f}",
-            "-" if row.faiss_ms is None else f"{row.faiss_ms:,.1f}",
+            _number(row.faiss_ms),
             "-" if row.faiss_ms is None else f"{row.ms / row.faiss_ms:.2f}",
             "-" if row.agreement is None else f"{row.agreement:.2%}",
         )

@@ -9,17 +9,12 @@ import torch
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], *, repeats: int, device: torch.device
 ) -> dict[str, float]:
-    """Best time of each in milliseconds, over `repeats` rounds after one to warm up."""
-    best = dict.fromkeys(contestants, float("inf"))
-    for round_number in range(repeats + 1):
-        for name, run in contestants.items():
-            elapsed = _milliseconds(run, device)
-            if round_number:
-                best[name] = min(best[name], elapsed)
-    return best
+    """Best time of each in milliseconds, over `repeats` rounds."""
+    rounds = [{name: milliseconds(run, device) for name, run in contestants.items()} for _ in range(repeats)]
+    return {name: min(times[name] for times in rounds) for name in contestants}
 
 
-def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
+def milliseconds(run: Callable[[], object], device: torch.device) -> float:
     _wait(device)
     start = time.perf_counter()
     run()
