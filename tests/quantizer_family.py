@@ -29,12 +29,16 @@ VARIANTS: dict[str, tuple[str, dict]] = {
 Build = Callable[..., Quantizer]
 
 
-def family() -> dict[str, Build]:
+def singles() -> dict[str, Build]:
     def single(name: str, options: dict) -> Build:
         return lambda **more: build_quantizer(name, DIM, SIZE, **options, **more)
 
+    return {name: single(*variant) for name, variant in VARIANTS.items()}
+
+
+def family() -> dict[str, Build]:
     def residual(**more) -> Quantizer:
         stages = [build_quantizer(name, DIM, SIZE) for name in ("lgq", "vq", "fsq")]
         return Residual(stages, **more)
 
-    return {name: single(*variant) for name, variant in VARIANTS.items()} | {"residual": residual}
+    return singles() | {"residual": residual}

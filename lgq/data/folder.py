@@ -1,0 +1,73 @@
+"""A folder of images: found recursively, each first-level directory a class, the top level unlabelled."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from lgq.data.images import SUFFIXES, BrokenImage, DataError, EncodedImage
+
+_UNLABELLED = -1
+
+
+class FolderDataset:
+    """Images below `root`, sorted by path. Hidden files and directories are left out, links are followed."""
+
+    def __init__(self, root: str | Path):
+        self.root = Path(root)
+        paths = _list_images(self.root)
+        tops = [path.partition("/")[0] if "/" in path else None for path in paths]
+        self.classes = tuple(sorted({top for top in tops if top is not None}))
+        """First-level directories with images in them, sorted: label i is `classes[i]`."""
+        number = {name: i for i, name in enumerate(self.classes)}
+        # Arrays, since workers that touch a million Python strings end up copying all of them.
+        self._paths = np.array([os.fsencode(path) for path in paths])
+        self._labels = np.array([_UNLABELLED if top is None else number[top] for top in tops])
+
+    def __repr__(self) -> str:
+        return f"FolderDataset({str(self.root)!r})"
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        name = os.fsdecode(self._paths[index].item())
+        label = self._labels[index].item()
+        try:
+            data = (self.root / name).read_bytes()
+        except OSError as error:
+            raise BrokenImage(name, error.strerror or str(error)) from error
+        return EncodedImage(data, None if label == _UNLABELLED else label, name)
+
+
+def _list_images(root: Path) -> list[str]:
+    if not root.is_dir():
+        found = "is a file" if root.exists() else "does not exist"
+        raise DataError(f"{root} {found}: expected a folder of images, a pattern of .tar files, or `sample`.")
+    try:
+        paths = [os.path.relpath(path, root).replace(os.sep, "/") for path in _images_below(str(root), ())]
+    except OSError as error:
+        raise DataError(f"cannot list {error.filename}: {error.strerror}.") from error
+    if not paths:
+        shards = f" It has shards: did you mean {root}/*.tar?" if any(root.glob("*.tar")) else ""
+        raise DataError(f"{root} and its subfolders hold no image ({' '.join(SUFFIXES)}).{shards}")
+    return paths
+
+
+def _images_below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
+    here = os.path.realpath(folder)
+    if here in above:  # a link back to a parent would never end
+        return
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    for entry in visible:
+        if entry.is_dir():
+            yield from _images_below(entry.path, (*above, here))
+        elif entry.name.lower().endswith(SUFFIXES) and _is_file(entry):
+            yield entry.path
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    # A dangling link counts, to be named as broken later; a pipe or a device would block the reader.
+    return entry.is_file() or not os.path.exists(entry.path)

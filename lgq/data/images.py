@@ -1,0 +1,152 @@
+"""One stored image: what a data set hands out, and how its bytes become upright RGB pixels.
+
+Transparent images are composited over white. Colour profiles are not applied, and CMYK is converted
+by the plain formula. Of an animation or a multi-page file, the first frame counts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from math import ceil
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
+
+# A closed list: among Pillow's other formats are some that start external programs (EPS).
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+PIXEL_LIMIT = 2**26
+"""Pixels an image may have: 8192 x 8192, which is 200 MB once decoded."""
+
+_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+_SWAPS_SIDES = (5, 6, 7, 8)
+
+
+class DataError(ValueError):
+    """A mistake in what the user pointed at; the message says how to mend it."""
+
+
+class BrokenImage(DataError):  # noqa: N818 - it is also a thing to count, not only to raise
+    """An image that cannot be read, with its name and the reason."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class EncodedImage(NamedTuple):
+    """An item of a data set."""
+
+    data: bytes
+    """The image file, as stored."""
+    label: int | None
+    name: str
+    """Where the image is within its data set: relative, with forward slashes, never `..`."""
+
+
+@runtime_checkable
+class ImageDataset(Protocol):
+    """Random access to encoded images; picklable, since workers get a copy."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> EncodedImage: ...
+
+
+class StoredImage:
+    """An image whose header is read, and whose pixels are decoded as small as its use allows."""
+
+    def __init__(self, data: bytes, name: str):
+        self.name = name
+        self._image = _open(data, name)
+        self._orientation = _orientation(self._image)
+        width, height = self._image.size
+        self.size = (height, width) if self._orientation in _SWAPS_SIDES else (width, height)
+        """Width and height of the upright image."""
+
+    def rgb(self, *, shrink: float = 1.0) -> Image.Image:
+        """Upright pixels. A JPEG may be decoded smaller, but never below `1 / shrink` of its sides."""
+        with _naming(self.name):
+            least = tuple(ceil(side / max(shrink, 1.0)) for side in self._image.size)
+            self._image.draft(None, (least[0], least[1]))
+            image = _to_rgb(self._image)
+            turn = _UPRIGHT.get(self._orientation)
+            return image if turn is None else image.transpose(turn)
+
+
+def decode(data: bytes, name: str) -> UInt8[np.ndarray, "height width 3"]:
+    """All pixels of an encoded image, upright, in RGB; `BrokenImage` where that fails."""
+    return np.array(StoredImage(data, name).rgb())
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    if not data:
+        raise BrokenImage(name, "the file is empty")
+    with _naming(name):
+        image = Image.open(BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if not 0 < width * height <= PIXEL_LIMIT:
+            raise BrokenImage(name, f"{width} x {height} pixels is not between 1 and {PIXEL_LIMIT:,}")
+        # A PNG's orientation may stand behind its pixels, so that asking for it decodes them, and
+        # about damaged pixels Pillow complains only once: here, where somebody listens.
+        if image.format == "PNG":
+            image.load()
+    return image
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ...
+    try:
+        yield
+    except BrokenImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise BrokenImage(name, f"not a readable image; known are {', '.join(FORMATS)}") from error
+    except Exception as error:
+        raise BrokenImage(name, str(error) or type(error).__name__) from error
+
+
+def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these itself, and reports the upright size
+        return 1
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged note about the camera leaves the pixels as good as they were
+        return 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return _from_sixteen_bits(image)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no agreed range; store 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        return Image.alpha_composite(white, colours).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_sixteen_bits(image: Image.Image) -> Image.Image:
+    # Pillow's own conversion clips at 255 where 65,535 is white.
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
+    grey = (values + 128) // 257
+    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -1,0 +1,279 @@
+"""Batches whose order and content belong to (seed, epoch, position) alone.   b = images, s = side.
+
+Training reads an endless stream: epoch after epoch, each in its own order, cut into batches without
+regard to where an epoch ends. So every batch is full, and nothing is lost or seen twice. A position
+in the stream counts images over all ranks: it outlives a change of workers, ranks or batch size.
+"""
+
+import logging
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
+from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, random_order, render
+
+UNLABELLED = -1
+_ORDER_KEY, _REPLACEMENT_KEY = 2, 3  # 1 belongs to the crops
+_BATCHES_AHEAD = 4
+
+_log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Images of one rank, with where they come from."""
+
+    images: Float[Tensor, "b 3 s s"]
+    """In [-1, 1]."""
+    labels: Int[Tensor, " b"]
+    """-1 where an image has none."""
+    indices: Int[Tensor, " b"]
+    """Of the images in their data set."""
+    names: list[str]
+    position: int
+    """Images taken over all ranks up to and with this batch: where `stream` goes on after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How images become batches."""
+
+    image_size: int = 64
+    """Side of the square images."""
+    batch_size: int = 32
+    """Images a rank gets at a time."""
+    seed: int = 0
+    """Decides the order of each epoch and every random crop."""
+    crop: RandomCrop = field(default_factory=RandomCrop)
+    """How training images are cut; evaluation takes the largest square in the middle."""
+    workers: int = 0
+    """Processes that decode ahead of the trainer; with 0 it decodes by itself."""
+    pin_memory: bool = False
+    """Put batches in page-locked memory, from which a GPU copies without waiting."""
+    rank: int = 0
+    """Which share of each global batch this process takes."""
+    world_size: int = 1
+    """Number of processes that share the data."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("image_size", 1), ("batch_size", 1), ("workers", 0), ("world_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}.")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be in [0, {self.world_size}), the world_size, got {self.rank}.")
+
+
+class ImageLoader:
+    """Reads a data set for training (`stream`) or evaluation (`one_pass`)."""
+
+    def __init__(self, dataset: ImageDataset, settings: Loading):
+        if len(dataset) == 0:
+            raise DataError(f"{dataset!r} holds no image.")
+        self.dataset, self.settings = dataset, settings
+        self.broken: dict[str, str] = {}
+        """Images that could not be read so far, with the reason; each was logged once."""
+
+    def stream(self, start: int = 0) -> Iterator[Batch]:
+        """Endless, shuffled, augmented batches from position `start`, which is some batch's `position`.
+
+        In the place of a broken image comes another one, always the same, so that batches stay full.
+        """
+        if start < 0:
+            raise ValueError(f"start must be 0 or the position of a batch, got {start}.")
+        return self._stream(start)
+
+    def one_pass(self, limit: int | None = None) -> Iterator[Batch]:
+        """Each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
+
+        Broken images are left out, and ranks get numbers of batches that differ by one at most:
+        reduce over ranks after the pass, not in it.
+        """
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be at least 1 image, got {limit}.")
+        return self._one_pass(min(limit or len(self.dataset), len(self.dataset)))
+
+    def _stream(self, start: int) -> Iterator[Batch]:
+        requests = _endless_requests(len(self.dataset), self.settings, start)
+        for batch in self._load(_TrainingReader(self.dataset, self.settings), requests):
+            if batch is None:
+                raise self._nothing_readable()
+            yield batch
+
+    def _one_pass(self, images: int) -> Iterator[Batch]:
+        requests = list(_pass_requests(len(self.dataset), images, self.settings))
+        readable = not requests
+        for batch in self._load(_EvaluationReader(self.dataset, self.settings), requests):
+            if batch is not None:
+                readable = True
+                yield batch
+        if not readable:
+            raise self._nothing_readable()
+
+    def _load(self, reader: "_Reader", requests: Iterable["_Request"]) -> Iterator[Batch | None]:
+        loader: DataLoader[_Loaded] = DataLoader(
+            reader,
+            batch_size=None,
+            sampler=requests,
+            num_workers=self.settings.workers,
+            prefetch_factor=_BATCHES_AHEAD if self.settings.workers else None,
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_interrupts_to_the_trainer,
+            pin_memory=self.settings.pin_memory,
+            # Its own generator: otherwise a restart would draw from the one that the model uses.
+            generator=torch.Generator(),
+        )
+        for loaded in loader:
+            for name, reason in loaded.broken:
+                self._note(name, reason)
+            yield loaded.batch
+
+    def _note(self, name: str, reason: str) -> None:
+        if name not in self.broken:
+            self.broken[name] = reason
+            _log.warning("broken image no. %d in %r: %s: %s", len(self.broken), self.dataset, name, reason)
+
+    def _nothing_readable(self) -> DataError:
+        name, reason = next(iter(self.broken.items()))
+        some = f"{self.dataset!r}, such as {name} ({reason})"
+        return DataError(f"none of {len(self.broken):,} images can be read in {some}.")
+
+
+@lru_cache(maxsize=2)  # a batch may reach into the next epoch
+def epoch_order(length: int, seed: int, epoch: int) -> Int[np.ndarray, " length"]:
+    """The order in which an epoch visits the images: a permutation that belongs to (seed, epoch)."""
+    order = random_order(length, _ORDER_KEY, seed, epoch)
+    order.setflags(write=False)
+    return order
+
+
+class _Request(NamedTuple):
+    """A batch to be read."""
+
+    epochs: list[int]
+    indices: list[int]
+    position: int
+
+
+class _Loaded(NamedTuple):
+    """What a worker sends back: a batch if any image was readable, name and fault of those that were not."""
+
+    batch: Batch | None
+    broken: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Sample:
+    image: Float[Tensor, "3 s s"]
+    label: int
+    index: int
+    name: str
+
+
+def _endless_requests(length: int, settings: Loading, start: int) -> Iterator[_Request]:
+    everyone = settings.batch_size * settings.world_size
+    for first in count(start, everyone):
+        mine = first + settings.rank * settings.batch_size
+        places = [divmod(i, length) for i in range(mine, mine + settings.batch_size)]
+        indices = [epoch_order(length, settings.seed, epoch)[place].item() for epoch, place in places]
+        yield _Request([epoch for epoch, _ in places], indices, first + everyone)
+
+
+def _pass_requests(length: int, images: int, settings: Loading) -> Iterator[_Request]:
+    everyone = settings.batch_size * settings.world_size
+    for first in range(0, images, everyone):
+        mine = first + settings.rank * settings.batch_size
+        indices = [i * length // images for i in range(mine, min(mine + settings.batch_size, images))]
+        if indices:
+            yield _Request([0] * len(indices), indices, min(first + everyone, images))
+
+
+class _Reader(Dataset[_Loaded]):
+    """Turns a request into a batch, in whichever process."""
+
+    def __init__(self, dataset: ImageDataset, settings: Loading):
+        self.dataset, self.settings = dataset, settings
+
+    def __getitem__(self, request: _Request) -> _Loaded:
+        broken: list[tuple[str, str]] = []
+        samples = self.samples(request, broken)
+        return _Loaded(_stack(samples, request.position) if samples else None, broken)
+
+    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+        raise NotImplementedError
+
+    def read(
+        self, index: int, cut: Callable[[tuple[int, int]], Crop], broken: list[tuple[str, str]]
+    ) -> _Sample | None:
+        try:
+            data, label, name = self.dataset[index]
+            stored = StoredImage(data, name)
+            image = render(stored, cut(stored.size), self.settings.image_size)
+        except BrokenImage as error:
+            broken.append((error.name, error.reason))
+            return None
+        return _Sample(image, UNLABELLED if label is None else label, index, name)
+
+
+class _EvaluationReader(_Reader):
+    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+        tried = (self.read(index, centre_crop, broken) for index in request.indices)
+        return [sample for sample in tried if sample is not None]
+
+
+class _TrainingReader(_Reader):
+    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+        samples = []
+        for epoch, index in zip(request.epochs, request.indices, strict=True):
+            sample = self._first_readable(epoch, index, broken)
+            if sample is None:
+                return []
+            samples.append(sample)
+        return samples
+
+    def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> _Sample | None:
+        # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
+        def cut(size: tuple[int, int]) -> Crop:
+            return random_crop(size, self.settings.crop, seed=self.settings.seed, epoch=epoch, index=index)
+
+        candidates = _candidates(len(self.dataset), self.settings.seed, epoch, index)
+        tried = (self.read(candidate, cut, broken) for candidate in candidates)
+        return next((sample for sample in tried if sample is not None), None)
+
+
+def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]:
+    """The image itself, then every other one once: in strides, as broken files come in clusters."""
+    yield index
+    stride = random_bits(_REPLACEMENT_KEY, seed, epoch, index) % length
+    while gcd(stride, length) != 1:
+        stride += 1
+    for step in range(1, length):
+        yield (index + step * stride) % length
+
+
+def _stack(samples: list[_Sample], position: int) -> Batch:
+    return Batch(
+        images=torch.stack([sample.image for sample in samples]),
+        labels=torch.tensor([sample.label for sample in samples]),
+        indices=torch.tensor([sample.index for sample in samples]),
+        names=[sample.name for sample in samples],
+        position=position,
+    )
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+def _leave_interrupts_to_the_trainer(_worker: int) -> None:
+    # Ctrl-C reaches every process of a terminal, and a trainer without workers cannot finish its step.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,111 @@
+"""The photographs inside scikit-image's wheel, as a data set that is there without a download.
+
+Nine photographs are few, so an item is a square tile of one: the largest square that fits, squares of
+half and of a quarter of its side, each overlapping its neighbours by half. A photograph is on one
+side of the split with all of its tiles, and so are the two views of the motorcycle.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from io import BytesIO
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from lgq.data.images import DataError, EncodedImage, StoredImage
+
+PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
+    "train": (
+        "astronaut.png",
+        "coffee.png",
+        "motorcycle_left.png",
+        "motorcycle_right.png",
+        "retina.jpg",
+        "hubble_deep_field.jpg",
+        "ihc.png",
+    ),
+    "held-out": ("chelsea.png", "rocket.jpg"),
+}
+TILE_SIDE = 128
+"""Larger tiles are reduced to this: four times the demo's images, twice the pocket scale's."""
+_SCALES = (1, 2, 4)
+
+
+class Tile(NamedTuple):
+    """A square of a photograph, in pixels."""
+
+    photograph: str
+    left: int
+    top: int
+    side: int
+
+    @property
+    def name(self) -> str:
+        """For people and for files, such as `coffee/side100-x150-y050.png`."""
+        return f"{Path(self.photograph).stem}/side{self.side:03d}-x{self.left:03d}-y{self.top:03d}.png"
+
+
+class SampleDataset:
+    """Tiles of the embedded photographs of one side of the split, unlabelled."""
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, split: str = "train"):
+        if split not in PHOTOGRAPHS:
+            raise DataError(f"there is sample:train and sample:held-out, and no sample:{split}.")
+        self.split = split
+        self.tiles = tuple(tile for photograph in PHOTOGRAPHS[split] for tile in _tiles(photograph))
+
+    def __repr__(self) -> str:
+        return f"SampleDataset({self.split!r})"
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        tile = self.tiles[index]
+        return EncodedImage(_encode(tile), None, tile.name)
+
+
+def _tiles(photograph: str) -> list[Tile]:
+    width, height = _stored(photograph).size
+    sides = [min(width, height) // scale for scale in _SCALES]
+    return [
+        Tile(photograph, left, top, side)
+        for side in sides
+        for top in _starts(height, side)
+        for left in _starts(width, side)
+    ]
+
+
+def _starts(length: int, side: int) -> list[int]:
+    """Where tiles begin along an edge: evenly from end to end, at most half a side apart."""
+    count = 1 + ceil((length - side) / (side // 2))
+    positions: list[int] = np.linspace(0, length - side, count).round().astype(int).tolist()
+    return positions
+
+
+@cache  # a few hundred tiles, 20 MB in all, and training asks for each of them many times
+def _encode(tile: Tile) -> bytes:
+    box = (tile.left, tile.top, tile.left + tile.side, tile.top + tile.side)
+    side = min(tile.side, TILE_SIDE)
+    image = _pixels(tile.photograph).resize((side, side), Image.Resampling.BICUBIC, box=box)
+    buffer = BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+@cache
+def _pixels(photograph: str) -> Image.Image:
+    return _stored(photograph).rgb()
+
+
+def _stored(photograph: str) -> StoredImage:
+    # The file itself: `skimage.data` tries to download a photograph that it does not find.
+    package = find_spec("skimage")
+    if package is None or package.origin is None:
+        raise DataError("the sample photographs are part of scikit-image: pip install scikit-image")
+    return StoredImage((Path(package.origin).parent / "data" / photograph).read_bytes(), photograph)

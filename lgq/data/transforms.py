@@ -1,0 +1,131 @@
+"""Crops for training and evaluation, each a pure function of (seed, epoch, index).   s = side of the result.
+
+Randomness is a hash of its key instead of a generator with a state, so it does not matter which
+process asks, in which order, or after how many restarts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from math import exp, log, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from lgq.data.images import StoredImage
+
+_CROP_KEY = 1  # every use of `random_bits` has its own first part, so that no two share bits
+_ATTEMPTS = 10
+_DRAFT_MARGIN = 2.0  # decoding at twice the size or more leaves the filter enough to work with
+_WORD = 2**64 - 1
+
+
+class Crop(NamedTuple):
+    """A rectangle in pixels of the upright image, and whether it is mirrored."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    flip: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop:
+    """How training images are cut: a random rectangle, stretched to a square, perhaps mirrored."""
+
+    smallest_area: float = 0.08
+    """Least share of the image that a crop covers; the largest is all of it."""
+    widest_aspect: float = 4 / 3
+    """Greatest width over height of a crop; the least is its inverse."""
+    flip: float = 0.5
+    """Probability of mirroring left and right."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smallest_area <= 1:
+            raise ValueError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
+        if not 1 <= self.widest_aspect < float("inf"):
+            raise ValueError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is a probability in [0, 1], got {self.flip}.")
+
+
+def random_bits(*key: int) -> int:
+    """64 random bits that belong to the key."""
+    state = 0
+    for part in key:
+        state = _mix(state + (part & _WORD))
+    return state
+
+
+def random_order(length: int, *key: int) -> Int[np.ndarray, " length"]:
+    """A permutation of 0 .. length - 1 that belongs to the key."""
+    words = np.arange(length, dtype=np.uint64) + np.uint64(random_bits(*key))
+    return np.argsort(_mix(words), kind="stable")
+
+
+def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:
+    """Where to cut image `index` of (width, height) `size` in this epoch."""
+    draws = _uniform(_CROP_KEY, seed, epoch, index)
+    flip = next(draws) < settings.flip
+    for _ in range(_ATTEMPTS):
+        width, height = _random_shape(size, settings, next(draws), next(draws))
+        if width <= size[0] and height <= size[1]:
+            left = int(next(draws) * (size[0] - width + 1))
+            top = int(next(draws) * (size[1] - height + 1))
+            return Crop(left, top, width, height, flip)
+    return _centred(size, *_largest_shape(size, settings.widest_aspect))._replace(flip=flip)
+
+
+def centre_crop(size: tuple[int, int]) -> Crop:
+    """The largest square in the middle of an image of (width, height) `size`."""
+    return _centred(size, min(size), min(size))
+
+
+def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]:
+    """Decode a crop and resize it to a square, with values in [-1, 1]."""
+    image = stored.rgb(shrink=min(crop.width, crop.height) / (_DRAFT_MARGIN * side))
+    # Products before quotients: they are exact, so no edge ends up outside of the image.
+    x0, x1 = (x * image.width / stored.size[0] for x in (crop.left, crop.left + crop.width))
+    y0, y1 = (y * image.height / stored.size[1] for y in (crop.top, crop.top + crop.height))
+    square = image.resize((side, side), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1))
+    return to_tensor(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else square)
+
+
+def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
+    """The pixels of an RGB image, from [0, 255] to [-1, 1]."""
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
+
+
+def _uniform(*key: int) -> Iterator[float]:
+    """Endless numbers in [0, 1) that belong to the key."""
+    first = random_bits(*key)
+    return ((_mix(first + i) >> 11) * 2.0**-53 for i in count())
+
+
+def _mix(word: Any) -> Any:
+    """SplitMix64's next word (Steele et al. 2014), for one number or for an array of unsigned 64 bits."""
+    word = (word + 0x9E3779B97F4A7C15) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)
+
+
+def _random_shape(size: tuple[int, int], settings: RandomCrop, u: float, v: float) -> tuple[int, int]:
+    area = size[0] * size[1] * (settings.smallest_area + u * (1 - settings.smallest_area))
+    aspect = exp((2 * v - 1) * log(settings.widest_aspect))
+    return max(1, round(sqrt(area * aspect))), max(1, round(sqrt(area / aspect)))
+
+
+def _largest_shape(size: tuple[int, int], widest: float) -> tuple[int, int]:
+    width, height = size
+    return min(width, max(1, round(height * widest))), min(height, max(1, round(width * widest)))
+
+
+def _centred(size: tuple[int, int], width: int, height: int) -> Crop:
+    return Crop((size[0] - width) // 2, (size[1] - height) // 2, width, height)

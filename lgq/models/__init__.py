@@ -1,0 +1,1 @@
+"""Networks around the quantizer, each in a file of its own."""

@@ -1,0 +1,158 @@
+"""A folder gives every image once, in one order, with the first-level directory as its class."""
+
+import errno
+import os
+import pickle
+
+import pytest
+from PIL import Image
+
+from lgq.data.folder import FolderDataset
+from lgq.data.images import BrokenImage, DataError, decode
+
+
+def put(path, colour="red", kind=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (6, 4), colour).save(path, kind)
+    return path
+
+
+def names(dataset):
+    return [dataset[i].name for i in range(len(dataset))]
+
+
+def test_first_level_directories_are_classes_in_sorted_order(tmp_path):
+    for name in ("zebra/1.png", "ant/b.png", "ant/a.png", "Mole/x.png"):
+        put(tmp_path / name)
+    dataset = FolderDataset(tmp_path)
+    assert dataset.classes == ("Mole", "ant", "zebra")
+    assert [(item.name, item.label) for item in dataset] == [
+        ("Mole/x.png", 0),
+        ("ant/a.png", 1),
+        ("ant/b.png", 1),
+        ("zebra/1.png", 2),
+    ]
+
+
+def test_deeper_directories_belong_to_their_first_level(tmp_path):
+    put(tmp_path / "cat/2020/may/1.png")
+    put(tmp_path / "cat/0.png")
+    assert [(item.name, item.label) for item in FolderDataset(tmp_path)] == [
+        ("cat/0.png", 0),
+        ("cat/2020/may/1.png", 0),
+    ]
+
+
+def test_a_flat_folder_is_unlabelled(tmp_path):
+    put(tmp_path / "b.png")
+    put(tmp_path / "a.png")
+    dataset = FolderDataset(tmp_path)
+    assert dataset.classes == ()
+    assert [(item.name, item.label) for item in dataset] == [("a.png", None), ("b.png", None)]
+
+
+def test_an_image_beside_classes_has_none(tmp_path):
+    put(tmp_path / "cat/a.png")
+    put(tmp_path / "stray.png")
+    assert [item.label for item in FolderDataset(tmp_path)] == [0, None]
+
+
+def test_items_are_the_files_as_stored(tmp_path):
+    path = put(tmp_path / "a.png", "lime")
+    data, _, name = FolderDataset(tmp_path)[0]
+    assert data == path.read_bytes()
+    assert (decode(data, name)[0, 0] == [0, 255, 0]).all()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPG", "jpeg", "png", "webp", "gif", "bmp", "tif", "TIFF"])
+def test_every_known_suffix_is_found_in_either_case(tmp_path, suffix):
+    put(tmp_path / f"a.{suffix}", kind={"jpg": "JPEG", "tif": "TIFF"}.get(suffix.lower(), suffix.upper()))
+    (tmp_path / "notes.txt").write_text("not an image")
+    assert names(FolderDataset(tmp_path)) == [f"a.{suffix}"]
+
+
+def test_hidden_files_and_directories_without_images_do_not_count(tmp_path):
+    put(tmp_path / "cat/a.png")
+    put(tmp_path / ".cache/b.png")
+    put(tmp_path / "cat/._a.png")
+    (tmp_path / "logs").mkdir()
+    dataset = FolderDataset(tmp_path)
+    assert names(dataset) == ["cat/a.png"]
+    assert dataset.classes == ("cat",)
+
+
+def test_links_are_followed_and_circles_end(tmp_path):
+    put(tmp_path / "elsewhere/deep/a.png")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cat").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/circle").symlink_to(tmp_path / "data")
+    assert names(FolderDataset(tmp_path / "data")) == ["cat/deep/a.png"]
+
+
+def test_a_dangling_link_is_a_broken_image(tmp_path):
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(BrokenImage, match=r"gone\.png: No such file"):
+        FolderDataset(tmp_path)[0]
+
+
+def test_a_file_deleted_after_opening_is_a_broken_image(tmp_path):
+    path = put(tmp_path / "a.png")
+    dataset = FolderDataset(tmp_path)
+    path.unlink()
+    with pytest.raises(BrokenImage, match=r"a\.png"):
+        dataset[0]
+
+
+def test_pipes_are_not_waited_for(tmp_path):
+    put(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    assert names(FolderDataset(tmp_path)) == ["a.png"]
+
+
+def test_names_need_not_be_text(tmp_path):
+    put(tmp_path / "größe/ü 1.png")
+    strange = os.fsdecode(b"\xff.png")
+    try:
+        put(tmp_path / "größe" / strange)
+    except OSError:
+        pytest.skip("this file system stores Unicode only")
+    assert names(FolderDataset(tmp_path)) == ["größe/ü 1.png", f"größe/{strange}"]
+
+
+def test_a_copy_in_another_process_reads_the_same(tmp_path):
+    put(tmp_path / "cat/a.png")
+    dataset = FolderDataset(tmp_path)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert list(copy) == list(dataset)
+    assert copy.classes == dataset.classes
+
+
+def test_a_wrong_path_is_one_clear_error(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere does not exist.*folder of images"):
+        FolderDataset(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"a\.png is a file"):
+        FolderDataset(put(tmp_path / "a.png"))
+
+
+def test_an_empty_folder_is_one_clear_error(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/readme.txt").write_text("no image")
+    with pytest.raises(DataError, match=r"hold no image \(\.jpg"):
+        FolderDataset(tmp_path)
+
+
+def test_a_folder_of_shards_says_how_to_open_them(tmp_path):
+    (tmp_path / "train-000.tar").touch()
+    with pytest.raises(DataError, match=r"did you mean .*/\*\.tar"):
+        FolderDataset(tmp_path)
+
+
+def test_a_forbidden_folder_is_one_clear_error(tmp_path, monkeypatch):
+    put(tmp_path / "a.png")
+
+    def refuse(folder):  # root may list every folder, so permissions alone would not do
+        raise PermissionError(errno.EACCES, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=rf"cannot list {tmp_path}: Permission denied"):
+        FolderDataset(tmp_path)

@@ -1,0 +1,275 @@
+"""Every kind of file that a folder of images holds is decoded correctly, or refused by name."""
+
+import pickle
+import struct
+import zlib
+from contextlib import suppress
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lgq.data.images import FORMATS, PIXEL_LIMIT, BrokenImage, StoredImage, decode
+
+WIDTH, HEIGHT = 24, 16
+
+
+def picture(width=WIDTH, height=HEIGHT):
+    """Smooth, so that JPEG keeps it, and different along every symmetry."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    return (255 * np.stack([x, y, 0.3 * x + 0.2 * y], -1)).astype(np.uint8)
+
+
+def encode(image, kind, **options):
+    buffer = BytesIO()
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png(width, height, *, bits=8, colour=2, rows=b""):
+    """A PNG written by hand, for those that Pillow does not write."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def difference(a, b):
+    return np.abs(a.astype(int) - b.astype(int)).max()
+
+
+LOSSLESS = [
+    ("PNG", {}),
+    ("BMP", {}),
+    ("TIFF", {}),
+    ("TIFF", {"compression": "tiff_lzw"}),
+    ("WEBP", {"lossless": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), LOSSLESS)
+def test_lossless_files_keep_every_pixel(kind, options):
+    assert np.array_equal(decode(encode(picture(), kind, **options), "a"), picture())
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_jpeg_is_close_to_what_was_stored(progressive):
+    data = encode(picture(), "JPEG", quality=98, progressive=progressive)
+    assert difference(decode(data, "a"), picture()) < 12
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_greyscale_has_three_equal_channels(kind):
+    grey = picture()[..., 0]
+    pixels = decode(encode(grey, kind), "a")
+    assert difference(pixels, np.stack([grey] * 3, -1)) < (5 if kind == "JPEG" else 1)
+
+
+def test_black_and_white_uses_the_full_range():
+    bits = picture()[..., 0] > 127
+    pixels = decode(encode(Image.fromarray(bits), "PNG"), "a")
+    assert np.array_equal(pixels[..., 1], bits * np.uint8(255))
+
+
+@pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+def test_sixteen_bit_grey_is_scaled_not_clipped(kind, order):
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    deep = (grey.astype(np.uint16) * 257).astype(order)
+    mode = {"<u2": "I;16", ">u2": "I;16B"}[order]
+    image = Image.frombytes(mode, (16, 16), deep.tobytes())
+    assert np.array_equal(decode(encode(image, kind), "a")[..., 2], grey)
+
+
+def test_sixteen_bit_values_are_rounded_to_the_nearest():
+    image = Image.fromarray(np.array([[0, 128, 129, 65535 - 129, 65535 - 128, 65535]], np.uint16))
+    assert decode(encode(image, "PNG"), "a")[0, :, 0].tolist() == [0, 0, 1, 254, 255, 255]
+
+
+def test_sixteen_bit_colour_keeps_its_colours():
+    deep = picture().astype(">u2") * 257
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)
+    assert np.array_equal(decode(png(WIDTH, HEIGHT, bits=16, rows=rows), "a"), picture())
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_transparency_shows_white(kind):
+    alpha = np.linspace(0, 255, WIDTH).astype(np.uint8)[None, :, None].repeat(HEIGHT, 0)
+    options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    pixels = decode(encode(np.concatenate([picture(), alpha], -1), kind, **options), "a")
+    share = alpha / 255
+    assert difference(pixels, np.round(share * picture() + (1 - share) * 255)) <= 1
+    assert (pixels[:, 0] == 255).all()
+
+
+def test_grey_with_alpha_shows_white():
+    image = Image.merge("LA", [Image.new("L", (4, 4), 0), Image.new("L", (4, 4), 128)])
+    assert difference(decode(encode(image, "PNG"), "a"), np.full((4, 4, 3), 127)) <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_palettes_become_colours_and_their_transparent_entry_white(kind):
+    image = Image.new("P", (6, 4), 1)
+    image.putpalette([0, 0, 0, 200, 10, 20, 30, 40, 250])
+    image.paste(2, (0, 0, 3, 4))
+    pixels = decode(encode(image, kind, transparency=2), "a")
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[0, 5].tolist() == [200, 10, 20]
+
+
+def test_cmyk_becomes_the_same_colour():
+    for colour in [(255, 0, 0), (0, 128, 255), (255, 255, 255), (0, 0, 0)]:
+        image = Image.new("RGB", (16, 16), colour).convert("CMYK")
+        pixels = decode(encode(image, "JPEG", quality=98), "a")
+        assert difference(pixels, np.broadcast_to(np.array(colour), (16, 16, 3))) < 6
+
+
+def stored_for(orientation, upright):
+    """The pixel order that EXIF's orientation says a camera has stored."""
+    return {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: np.rot90(upright),
+        7: upright[::-1, ::-1].swapaxes(0, 1),
+        8: np.rot90(upright, -1),
+    }[orientation]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_rotated_photographs_stand_upright(kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"JPEG": {"quality": 98}, "WEBP": {"lossless": True}}.get(kind, {})
+    stored = np.ascontiguousarray(stored_for(orientation, picture()))
+    image = StoredImage(encode(stored, kind, exif=exif, **options), "a")
+    assert image.size == (WIDTH, HEIGHT)
+    assert difference(np.array(image.rgb()), picture()) < (12 if kind == "JPEG" else 1)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animations_show_their_first_frame(kind):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime", "blue")]
+    options = {"WEBP": {"lossless": True}}.get(kind, {})
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert (decode(data, "a") == [255, 0, 0]).all()
+
+
+def test_a_stereo_photograph_shows_its_first_view():
+    views = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime")]
+    data = encode(views[0], "MPO", save_all=True, append_images=views[1:])
+    assert difference(decode(data, "a"), np.broadcast_to([255, 0, 0], (8, 8, 3))) < 4
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("shrink", [1.0, 1.9, 2.0, 5.0, 100.0])
+def test_draft_decoding_is_smaller_but_never_too_small(shrink, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = np.ascontiguousarray(stored_for(orientation, picture(250, 130)))
+    image = StoredImage(encode(stored, "JPEG", exif=exif), "a")
+    pixels = image.rgb(shrink=shrink)
+    assert image.size == (250, 130)
+    assert pixels.width >= 250 / shrink
+    assert pixels.height >= 130 / shrink
+    assert (pixels.width < 250) == (shrink >= 2)
+    reference = Image.fromarray(picture(250, 130)).resize(pixels.size, Image.Resampling.BOX)
+    assert difference(np.array(pixels), np.array(reference)) < 16
+
+
+def test_damaged_exif_leaves_the_pixels_as_they_are():
+    data = encode(picture(), "JPEG", exif=b"Exif\0\0" + b"\xff" * 40)
+    assert decode(data, "a").shape == (HEIGHT, WIDTH, 3)
+
+
+def forged_bmp(width, height):
+    data = encode(picture(), "BMP")
+    return data[:18] + struct.pack("<ii", width, height) + data[26:]
+
+
+BROKEN = {
+    "empty": b"",
+    "one byte": b"\xff",
+    "text": b"these are not the pixels you are looking for",
+    "markup": b"<html><body>404 Not Found</body></html>",
+    "JPEG header alone": encode(picture(), "JPEG")[:20],
+    "truncated JPEG": encode(picture(200, 200), "JPEG")[:1500],
+    "truncated PNG": encode(picture(200, 200), "PNG")[:-200],
+    "truncated WebP": encode(picture(200, 200), "WEBP")[:-50],
+    "truncated GIF": encode(picture(200, 200), "GIF")[:-2000],
+    "truncated BMP": encode(picture(200, 200), "BMP")[:-2000],
+    "truncated TIFF": encode(picture(200, 200), "TIFF", compression="tiff_lzw")[:-200],
+    "PNG without width": png(0, 4),
+    "BMP without width": forged_bmp(0, 4),
+    "PNG without data": png(8, 8),
+    "damaged PNG": encode(picture(), "PNG").replace(b"IDAT", b"IDAT\x00\x01", 1),
+    "floating point": encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"),
+    "32-bit integers": encode(Image.fromarray(np.full((4, 4), 2**20, np.int32)), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_refused_by_name(case):
+    with pytest.raises(BrokenImage) as caught:
+        decode(BROKEN[case], "cats/tom.jpg")
+    assert caught.value.name == "cats/tom.jpg"
+    assert caught.value.reason
+    assert str(caught.value) == f"cats/tom.jpg: {caught.value.reason}"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PPM", "ICO", "TGA"])
+def test_formats_outside_of_the_list_are_refused_though_pillow_knows_them(kind):
+    with pytest.raises(BrokenImage, match="known are JPEG, PNG"):
+        decode(encode(picture(), kind), "a")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [8200, 10_000, 60_000])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(side, monkeypatch):
+    assert side**2 > PIXEL_LIMIT
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded a bomb"))
+    with pytest.raises(BrokenImage, match="pixels"):
+        StoredImage(png(side, side, bits=1, colour=0), "bomb.png").rgb()
+
+
+def test_an_image_just_within_the_limit_is_opened():
+    side = int(PIXEL_LIMIT**0.5)
+    assert StoredImage(forged_bmp(side, side), "large.bmp").size == (side, side)
+
+
+def test_the_reason_does_not_change_between_runs():
+    reasons = set()
+    for _ in range(3):
+        with pytest.raises(BrokenImage) as caught:
+            decode(BROKEN["text"], "a")
+        reasons.add(caught.value.reason)
+    assert len(reasons) == 1
+
+
+def test_a_broken_image_travels_between_processes():
+    copy = pickle.loads(pickle.dumps(BrokenImage("a.jpg", "the file is empty")))
+    assert (copy.name, copy.reason, str(copy)) == ("a.jpg", "the file is empty", "a.jpg: the file is empty")
+
+
+SEEDS = [encode(picture(), kind) for kind in FORMATS]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=12))
+def test_whatever_bytes_come_there_are_pixels_or_a_broken_image(data, changes):
+    mutant = bytearray(data)
+    for place, value in changes:
+        mutant[place % len(mutant)] = value
+    with suppress(BrokenImage):
+        pixels = decode(bytes(mutant), "mutant")
+        assert pixels.dtype == np.uint8
+        assert pixels.shape[2] == 3

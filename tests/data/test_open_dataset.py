@@ -1,0 +1,86 @@
+"""One word on the command line opens any kind of data set, or says in one line why not."""
+
+import io
+import tarfile
+
+import pytest
+from PIL import Image
+
+from lgq.data import DataError, FolderDataset, SampleDataset, ShardDataset, open_dataset
+
+
+def write_image(path):
+    Image.new("RGB", (4, 4)).save(path)
+    return path
+
+
+def write_shard(path):
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(buffer, "PNG")
+    info = tarfile.TarInfo("a.png")
+    info.size = len(buffer.getvalue())
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(info, io.BytesIO(buffer.getvalue()))
+    return path
+
+
+def test_a_folder_opens_as_text_or_as_path(tmp_path):
+    write_image(tmp_path / "a.png")
+    for spec in (tmp_path, str(tmp_path), f"{tmp_path}/"):
+        assert isinstance(open_dataset(spec), FolderDataset)
+
+
+def test_shards_open_by_name_by_braces_and_by_star(tmp_path):
+    for i in range(2):
+        write_shard(tmp_path / f"t-{i}.tar")
+    for pattern, images in (("t-0.tar", 1), ("t-{0..1}.tar", 2), ("t-*.tar", 2)):
+        dataset = open_dataset(f"{tmp_path}/{pattern}")
+        assert isinstance(dataset, ShardDataset)
+        assert len(dataset) == images
+
+
+def test_a_folder_may_look_like_a_shard(tmp_path):
+    (tmp_path / "x.tar").mkdir()
+    write_image(tmp_path / "x.tar/a.png")
+    assert isinstance(open_dataset(tmp_path / "x.tar"), FolderDataset)
+
+
+def test_the_home_directory_has_its_short_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_image(tmp_path / "a.png")
+    assert len(open_dataset("~")) == 1
+
+
+def test_sample_is_the_training_side_and_held_out_the_other():
+    for spec, split in (("sample", "train"), ("sample:train", "train"), ("sample:held-out", "held-out")):
+        dataset = open_dataset(spec)
+        assert isinstance(dataset, SampleDataset)
+        assert dataset.split == split
+
+
+def test_a_folder_called_sample_is_reached_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sample").mkdir()
+    write_image(tmp_path / "sample/a.png")
+    assert isinstance(open_dataset("./sample"), FolderDataset)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "no/such/folder",
+        "no-{0..3}.tar",
+        "no-*.tar",
+        "sample:",
+        "sample:all",
+        "https://x.org/a.tar",
+        "no.zip",
+    ],
+)
+def test_what_cannot_be_opened_is_one_clear_line(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_dataset(spec)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 20

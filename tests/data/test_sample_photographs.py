@@ -1,0 +1,72 @@
+"""The embedded photographs open without a network and fall into two sides that share nothing."""
+
+import pickle
+import socket
+
+import numpy as np
+import pytest
+
+from lgq.data.images import DataError, decode
+from lgq.data.sample import PHOTOGRAPHS, TILE_SIDE, SampleDataset
+
+
+@pytest.mark.parametrize("split", PHOTOGRAPHS)
+def test_tiles_decode_offline_to_small_colour_squares(split, monkeypatch):
+    monkeypatch.setattr(socket, "socket", lambda *_: pytest.fail("reached for the network"))
+    dataset = SampleDataset(split)
+    for i in range(0, len(dataset), 17):
+        data, label, name = dataset[i]
+        height, width, _ = decode(data, name).shape
+        assert 32 < height == width <= TILE_SIDE
+        assert label is None
+
+
+def test_all_nine_photographs_are_used_and_none_on_both_sides():
+    train, held_out = (set(names) for names in PHOTOGRAPHS.values())
+    assert len(train | held_out) == 9
+    assert not train & held_out
+    assert {name.startswith("motorcycle") for name in held_out} == {False}
+
+
+def test_a_split_holds_the_tiles_of_its_own_photographs():
+    for split, photographs in PHOTOGRAPHS.items():
+        assert {tile.photograph for tile in SampleDataset(split).tiles} == set(photographs)
+
+
+def test_there_are_enough_tiles_for_a_demo_and_names_tell_them_apart():
+    train, held_out = SampleDataset("train"), SampleDataset("held-out")
+    assert len(train) >= 400
+    assert len(held_out) >= 100
+    names = [tile.name for tile in train.tiles + held_out.tiles]
+    assert len(set(names)) == len(names)
+
+
+def test_tiles_cover_each_photograph_to_its_edges():
+    tiles = [tile for tile in SampleDataset("held-out").tiles if tile.photograph == "chelsea.png"]
+    for side in {tile.side for tile in tiles}:
+        covered = np.zeros((300, 451), bool)
+        for tile in tiles:
+            if tile.side == side:
+                assert tile.left + side <= 451
+                assert tile.top + side <= 300
+                covered[tile.top : tile.top + side, tile.left : tile.left + side] = True
+        assert covered.all()
+
+
+def test_items_are_the_same_bytes_every_time():
+    assert SampleDataset()[5] == SampleDataset("train")[5] == pickle.loads(pickle.dumps(SampleDataset()))[5]
+
+
+def test_the_photographs_are_unlabelled():
+    assert SampleDataset().classes == ()
+
+
+def test_an_unknown_split_names_those_that_exist():
+    with pytest.raises(DataError, match="sample:train and sample:held-out"):
+        SampleDataset("validation")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("lgq.data.sample.find_spec", lambda _: None)
+    with pytest.raises(DataError, match="pip install scikit-image"):
+        SampleDataset()

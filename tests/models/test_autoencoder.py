@@ -1,0 +1,229 @@
+"""Laws of the encoder and the decoder, on networks small enough to run in a blink."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lgq.models.autoencoder import Backbone, Decoder, Encoder, SelfAttention
+
+TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
+
+
+class Autoencoder(nn.Module):
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.decoder(self.encoder(images))
+
+
+def parameters(backbone: Backbone) -> tuple[int, int]:
+    with torch.device("meta"):
+        networks = Encoder(backbone), Decoder(backbone)
+    encoder, decoder = (sum(p.numel() for p in network.parameters()) for network in networks)
+    return encoder, decoder
+
+
+def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(images).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_default_backbone_has_the_papers_parameters():
+    assert parameters(Backbone()) == (13_995_712, 13_995_523)
+    assert Backbone().factor == 16
+
+
+@pytest.mark.parametrize(("widths", "factor"), [((32, 64, 96), 4), ((32, 64, 96, 128), 8)])
+def test_small_backbones_stay_within_the_pocket(widths, factor):
+    backbone = Backbone(widths=widths, blocks=1, groups=8)
+    assert backbone.factor == factor
+    assert 800_000 < sum(parameters(backbone)) < 3_000_000
+
+
+def test_attention_has_the_papers_parameters_and_can_be_left_out():
+    with_attention, without = parameters(Backbone()), parameters(Backbone(attention_heads=0))
+    assert [a - b for a, b in zip(with_attention, without, strict=True)] == [263_680, 263_680]
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 16), (8, 16, 24), (8, 8, 16, 16)])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 3), (5, 1)])
+def test_every_size_that_the_factor_divides_is_rebuilt(widths, grid):
+    backbone = replace(TINY, widths=widths)
+    size = [side * backbone.factor for side in grid]
+    images = torch.randn(2, 3, *size)
+    latents = Encoder(backbone)(images)
+    assert latents.shape == (2, 8, *grid)
+    assert Decoder(backbone)(latents).shape == images.shape
+
+
+def test_empty_batch_gives_empty_batch():
+    assert Autoencoder(TINY)(torch.empty(0, 3, 8, 12)).shape == (0, 3, 8, 12)
+
+
+def test_latents_start_normalised_within_each_group():
+    groups = Encoder(TINY)(7 * torch.randn(2, 3, 32, 32) + 3).unflatten(1, (2, 4)).flatten(2)
+    torch.testing.assert_close(groups.mean(-1), torch.zeros(2, 2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(groups.std(-1, correction=0), torch.ones(2, 2), atol=1e-3, rtol=0)
+
+
+def test_each_image_is_encoded_and_decoded_on_its_own():
+    model, images = Autoencoder(TINY), torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(model(images)[1:2], model(images[1:2]))
+
+
+def test_gradient_reaches_every_parameter_and_every_pixel():
+    model, images = Autoencoder(TINY), torch.randn(2, 3, 16, 16, requires_grad=True)
+    found = gradients(model, images)
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(gradient.abs().sum() > 0 for gradient in found.values())
+    assert images.grad is not None
+    assert (images.grad != 0).all()
+
+
+def test_attention_equals_the_plain_formula():
+    attention, x = SelfAttention(16, heads=2, groups=4), torch.randn(2, 16, 3, 5)
+    tokens = attention.norm(x).reshape(2, 16, 15).transpose(1, 2)
+    query, key, value = attention.query_key_value(tokens).chunk(3, dim=-1)
+    mixed = []
+    for head in (slice(0, 8), slice(8, 16)):
+        weights = (query[..., head] @ key[..., head].transpose(1, 2) / 8**0.5).softmax(-1)
+        mixed.append(weights @ value[..., head])
+    expected = attention.out(torch.cat(mixed, -1)).transpose(1, 2).reshape(2, 16, 3, 5)
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(attention(x), expected)
+
+
+def test_attention_carries_every_position_to_every_other():
+    backbone = replace(TINY, widths=(16,))
+    x = torch.randn(1, 3, 32, 32, requires_grad=True)
+    Encoder(backbone)(x)[0, 0, 0, 0].backward()
+    assert x.grad is not None
+    assert x.grad[..., -1, -1].abs().sum() > 0
+
+
+@pytest.mark.parametrize("network", [Encoder, Decoder])
+def test_channels_last_changes_no_value_and_each_format_stays(network):
+    model, x = network(TINY), torch.randn(2, 3 if network is Encoder else 8, 16, 8)
+    plain = model(x)
+    last = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(last, plain)
+    assert plain.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_channels_last_gives_equal_gradients():
+    model, images = Autoencoder(TINY), torch.randn(2, 3, 16, 16)
+    plain = gradients(model, images)
+    last = gradients(
+        model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
+    )
+    torch.testing.assert_close(last, plain)
+
+
+def test_checkpointing_gives_identical_gradients_and_keeps_less():
+    plain, recomputed = Autoencoder(TINY), Autoencoder(replace(TINY, checkpointing=True))
+    recomputed.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(gradients(recomputed, images), gradients(plain, images), rtol=0, atol=0)
+    assert kept_bytes(recomputed, images) < 0.6 * kept_bytes(plain, images)
+
+
+def test_checkpointing_is_for_training_alone():
+    model, images = Autoencoder(replace(TINY, checkpointing=True)).eval(), torch.randn(2, 3, 16, 16)
+    assert kept_bytes(model, images) == kept_bytes(Autoencoder(TINY), images)
+
+
+def kept_bytes(model: nn.Module, images: Tensor) -> int:
+    """What the forward pass stores for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = model(images)
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiles_into_one_graph(checkpointing):
+    model, images = Autoencoder(replace(TINY, checkpointing=checkpointing)), torch.randn(2, 3, 8, 16)
+    # aot_eager traces both passes as inductor does, and spares the test its C++ compiler.
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        gradients(compiled, images),
+        {f"_orig_mod.{name}": gradient for name, gradient in gradients(model, images).items()},
+    )
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_bf16_autocast_stays_near_float32(checkpointing):
+    model, images = Autoencoder(replace(TINY, checkpointing=checkpointing)), torch.randn(2, 3, 16, 16)
+    exact = model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(images)
+        rough.float().square().mean().backward()
+    assert rough.dtype == torch.bfloat16
+    torch.testing.assert_close(rough.float(), exact, atol=0.1, rtol=0.1)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_float64_runs_throughout():
+    images = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    assert Autoencoder(TINY).double()(images).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"widths": ()}, "widths must be at least 1, got none"),
+        ({"widths": (8, -16)}, "widths must be at least 1, got 8, -16"),
+        ({"widths": (8, 18)}, "groups must divide widths, got 4 and .*18 is no multiple"),
+        ({"groups": 0}, "groups must be at least 1, got 0"),
+        ({"blocks": 0}, "blocks must be at least 1, got 0"),
+        (
+            {"attention_heads": 3},
+            r"attention_heads \(0 for none\) must divide the last of widths, got 3 and .*16",
+        ),
+        ({"attention_heads": -1}, r"attention_heads \(0 for none\) must be at least 1, got -1"),
+        ({"latent_channels": 7}, "latent_groups must divide latent_channels, got 2 and .*7"),
+    ],
+)
+def test_contradictory_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize("size", [(8, 10), (3, 8), (0, 8)])
+def test_sizes_that_the_factor_does_not_divide_are_refused(size):
+    with pytest.raises(ValueError, match=rf"multiples of 4, got {size[0]} x {size[1]}"):
+        Encoder(TINY)(torch.randn(1, 3, *size))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(3, 8, 8), r"\(b, 3, h, w\), got shape \(3, 8, 8\)"),
+        (torch.zeros(1, 4, 8, 8), r"RGB .* got shape \(1, 4, 8, 8\)"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), r"float in \[-1, 1\], got torch.uint8"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_no_image_is_refused(images, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder(TINY)(images)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_latents_of_another_width_are_refused():
+    with pytest.raises(ValueError, match=r"\(b, 8, h, w\), got \(1, 2, 2, 8\)"):
+        Decoder(TINY)(torch.zeros(1, 2, 2, 8))

@@ -1,0 +1,106 @@
+"""Laws of the patch discriminator."""
+
+import pytest
+import torch
+from torch import nn
+
+from lgq.models.discriminator import PatchDiscriminator
+
+
+def test_default_has_the_papers_parameters():
+    with torch.device("meta"):
+        discriminator = PatchDiscriminator()
+    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_633
+
+
+def test_layers_are_those_of_the_paper():
+    with torch.device("meta"):
+        layers = [m for m in PatchDiscriminator().modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in layers] == [64, 128, 256, 512, 1]
+    assert [m.stride[0] for m in layers] == [2, 2, 2, 1, 1]
+    assert [m.bias is not None for m in layers] == [True, False, False, False, True]
+
+
+def test_width_stops_growing_at_eight_times_the_base():
+    with torch.device("meta"):
+        layers = [m for m in PatchDiscriminator(base_width=4, layers=5).modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in layers] == [4, 8, 16, 32, 32, 32, 1]
+
+
+@pytest.mark.parametrize(
+    ("layers", "size", "patches"),
+    [(3, (64, 64), (6, 6)), (3, (24, 40), (1, 3)), (1, (6, 9), (1, 2)), (4, (48, 49), (1, 1))],
+)
+def test_images_become_a_grid_of_logits(layers, size, patches):
+    logits = PatchDiscriminator(base_width=4, layers=layers)(torch.randn(2, 3, *size))
+    assert logits.shape == (2, 1, *patches)
+
+
+def test_a_verdict_sees_a_patch_of_70_pixels():
+    discriminator = PatchDiscriminator(base_width=4).eval()
+    images = torch.randn(1, 3, 128, 128, requires_grad=True)
+    discriminator(images)[0, 0, 7, 7].backward()
+    assert images.grad is not None
+    seen = images.grad[0].abs().sum(0).nonzero()
+    assert (seen.amax(0) - seen.amin(0) + 1).tolist() == [70, 70]
+
+
+def test_weights_start_at_a_spread_of_two_hundredths():
+    for module in PatchDiscriminator().modules():
+        if isinstance(module, nn.Conv2d) and module.out_channels > 1:
+            assert module.weight.mean().item() == pytest.approx(0, abs=0.003)
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.weight.mean().item() == pytest.approx(1, abs=0.01)
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.3)
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d) and module.bias is not None:
+            assert not module.bias.any()
+
+
+def test_gradient_reaches_every_parameter_and_every_pixel():
+    discriminator, images = PatchDiscriminator(base_width=4), torch.randn(2, 3, 32, 32, requires_grad=True)
+    discriminator(images).square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in discriminator.parameters())
+    assert images.grad is not None
+    assert (images.grad.abs().sum((0, 1)) > 0).all()
+
+
+def test_channels_last_changes_no_value():
+    discriminator, images = PatchDiscriminator(base_width=4), torch.randn(2, 3, 32, 32)
+    plain = discriminator(images)
+    discriminator.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(discriminator(images.to(memory_format=torch.channels_last)), plain)
+
+
+def test_bf16_autocast_stays_near_float32():
+    discriminator, images = PatchDiscriminator(base_width=4), torch.randn(2, 3, 32, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = discriminator(images)
+    assert rough.dtype == torch.bfloat16
+    torch.testing.assert_close(rough.float(), discriminator(images), atol=0.05, rtol=0.1)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiles_into_one_graph():
+    discriminator, images = PatchDiscriminator(base_width=4), torch.randn(2, 3, 32, 32)
+    compiled = torch.compile(discriminator, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), discriminator(images))
+
+
+@pytest.mark.parametrize("settings", [{"base_width": 0}, {"layers": 0}, {"layers": -1}])
+def test_settings_below_one_are_refused(settings):
+    (name, value), *_ = settings.items()
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        PatchDiscriminator(**settings)
+
+
+@pytest.mark.parametrize("size", [(23, 64), (64, 16)])
+def test_images_without_room_for_a_patch_are_refused(size):
+    with pytest.raises(ValueError, match=rf"at least 24 pixels, got {size[0]} x {size[1]}.*fewer layers"):
+        PatchDiscriminator(base_width=4)(torch.randn(1, 3, *size))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_no_rgb_image_is_refused():
+    with pytest.raises(ValueError, match=r"\(b, 3, h, w\), got shape \(1, 1, 32, 32\)"):
+        PatchDiscriminator(base_width=4)(torch.zeros(1, 1, 32, 32))
