@@ -134,6 +134,12 @@ class _Logits:
             stop = min(start + rows, n)
             yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)
 
+    def write(self, out: Float[Tensor, "t w"], tile: slice) -> Float[Tensor, "t w"]:
+        """The logits of a tile; -inf in the columns beyond the codes."""
+        out.copy_(self.bias.expand_as(out))
+        out[:, : len(self.codes)].addmm_(self.inputs[tile], self.codes.T)
+        return out
+
 
 def _best(scores: Float[Tensor, "t w"]) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
     """Maximum of each row and where it is, in two levels: argmax of a long row is not vectorised."""
@@ -152,9 +158,7 @@ def _nearest(z: Tensor, codes: Tensor, score: str) -> Tensor:
             logits = _Logits(z, codes[start : start + _SEARCH_CODES], None, score)
             rows = max(_FEWEST_ROWS, _tile_bytes(z) // (len(logits.bias) * peak.itemsize))
             for tile, (scores,) in logits.tiles(rows, depth=1):
-                scores.copy_(logits.bias.expand_as(scores))
-                scores[:, : len(logits.codes)].addmm_(logits.inputs[tile], logits.codes.T)
-                best, where = _best(scores)
+                best, where = _best(logits.write(scores, tile))
                 indices[tile] = torch.where(best > peak[tile], where + start, indices[tile])
                 peak[tile] = torch.maximum(best, peak[tile])
     return indices
@@ -175,9 +179,7 @@ def _soft_assignment(
     with outside_autocast(z):
         logits = _Logits(z, codes, tau, score)
         for tile, (s, p) in logits.tiles(rows, depth=2):
-            s.copy_(logits.bias.expand_as(s))
-            s[:, :k].addmm_(logits.inputs[tile], logits.codes.T)
-            peak[tile], indices[tile] = _best(s)
+            peak[tile], indices[tile] = _best(logits.write(s, tile))
             s.sub_(peak[tile, None]).clamp_(min=least_log_weight(s.dtype))
             torch.softmax(s, 1, out=p)
             purity[tile] = torch.linalg.vector_norm(p, dim=1).square()
