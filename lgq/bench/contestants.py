@@ -3,15 +3,25 @@
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lgq.bench import dense
-from lgq.quantizers import QUANTIZERS, build_quantizer
+from lgq.quantizers import QUANTIZERS, ROTVQ, build_quantizer
 from lgq.quantizers.fsq import levels_for
 
 PEER = "vector-quantize-pytorch"
+DENSE: dict[str, Callable[[int, int], nn.Module]] = {
+    "lgq": dense.DenseLGQ,
+    "ibq": dense.DenseIBQ,
+    "vq": dense.DenseVQ,
+    "rotvq": partial(dense.DenseVQ, **ROTVQ),
+    "lfq": dense.DenseLFQ,
+    "simvq": dense.DenseSimVQ,
+}
+"""Plain formulas; FSQ has no matrix to be plain about."""
 Step = Callable[[], object]
 
 
@@ -36,19 +46,8 @@ class Contestant:
         if self.implementation == "ours":
             return build_quantizer(self.quantizer, dim, codebook_size)
         if self.implementation == "dense":
-            return _Dense(self.quantizer, dim, codebook_size)
+            return DENSE[self.quantizer](dim, codebook_size)
         return _peer(self.quantizer, dim, codebook_size)
-
-
-class _Dense(nn.Module):
-    def __init__(self, quantizer: str, dim: int, codebook_size: int):
-        super().__init__()
-        self.formula = {"lgq": dense.lgq_loss, "ibq": dense.ibq_loss}[quantizer]
-        self.codebook = nn.Parameter(torch.randn(codebook_size, dim) * dim**-0.5)
-
-    def forward(self, z: Tensor) -> tuple[Tensor, None, Tensor]:
-        output, loss = self.formula(z, self.codebook)
-        return output, None, loss
 
 
 def _run(module: nn.Module, z: Tensor, gradient: Tensor) -> None:
@@ -75,8 +74,8 @@ def _peer(quantizer: str, dim: int, codebook_size: int) -> nn.Module:
 
     if quantizer in ("vq", "rotvq"):
         settings = {"decay": 0.8, "commitment_weight": 1.0} if quantizer == "rotvq" else {"decay": 0.99}
-        turn = quantizer == "rotvq"
-        return _PeerAdapter(peer.VectorQuantize(dim, codebook_size, rotation_trick=turn, **settings))
+        rotation = quantizer == "rotvq"
+        return _PeerAdapter(peer.VectorQuantize(dim, codebook_size, rotation_trick=rotation, **settings))
     if quantizer == "fsq":
         return _PeerAdapter(peer.FSQ(list(levels_for(codebook_size)), dim=dim))
     if quantizer == "lfq":
@@ -87,7 +86,7 @@ def _peer(quantizer: str, dim: int, codebook_size: int) -> nn.Module:
 
 def contestants(quantizers: tuple[str, ...]) -> list[Contestant]:
     """All that can run here, our own first for each quantizer."""
-    dense_matrices = {"lgq": 6, "ibq": 11}
+    dense_matrices = {"lgq": 6, "ibq": 11, "vq": 3, "rotvq": 3, "lfq": 7, "simvq": 3}
     peer_matrices = {"vq": 4, "rotvq": 4, "fsq": 0, "lfq": 9, "simvq": 4}
     found = []
     for name in quantizers:

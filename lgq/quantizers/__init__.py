@@ -15,15 +15,18 @@ from lgq.quantizers.simvq import SimVQ
 from lgq.quantizers.vq import VQ
 
 __all__ = [
-    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "SimVQ",
+    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "ROTVQ", "VQ", "Quantized", "Quantizer", "Residual", "SimVQ",
     "build_quantizer",
 ]  # fmt: skip
+
+ROTVQ: dict[str, Any] = {"gradient": "rotation", "decay": 0.8, "commitment_weight": 1.0}
+"""What makes VQ the paper's RotVQ."""
 
 QUANTIZERS: dict[str, Any] = {
     "lgq": LGQ,
     "ibq": IBQ,
     "vq": VQ,
-    "rotvq": partial(VQ, gradient="rotation", decay=0.8, commitment_weight=1.0),
+    "rotvq": partial(VQ, **ROTVQ),
     "fsq": FSQ,
     "lfq": LFQ,
     "simvq": SimVQ,
