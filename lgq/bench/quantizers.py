@@ -111,8 +111,8 @@ def measure(contestant: Contestant, size: int, settings: QuantizerBenchmark) -> 
 
 
 def six_gemms(tokens: int, dim: int, size: int, device: torch.device) -> Callable[[], None]:
-    """The products of a soft assignment and its gradients, in tiles of 64 MiB and nothing else."""
-    rows = max(16, min(tokens, 2**24 // size))
+    """The products of a soft assignment and its gradients, in tiles of 64 MiB or more, and nothing else."""
+    rows = min(tokens, max(64, 2**24 // size))
     z, codes = torch.randn(tokens, dim, device=device), torch.randn(size, dim, device=device)
     # A row length that is no power of two, or the rows of a column share one cache set.
     scores = torch.randn(rows, size + 16, device=device)[:, :size]

@@ -1,0 +1,97 @@
+"""Settings to JSON and back: nested dataclasses, checked field by field.
+
+A file of settings is a user's file: a wrong name or type is refused by its path, such as
+`backbone.widths`, before anything runs.
+"""
+
+import dataclasses
+import difflib
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """Settings that do not fit; the message names the field."""
+
+
+def to_json(settings: Any) -> dict[str, Any]:
+    """Plain dictionaries, lists, strings and numbers."""
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def from_json(kind: type[T], values: Any, *, path: str = "") -> T:
+    """The settings that `to_json` gave; fields left out take their defaults."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path or 'settings'} must be an object with named fields, got {values!r}.")
+    hints = get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(fields)}."
+            raise ConfigError(f"unknown field {_join(path, name)!r}: {hint}")
+    chosen = {name: _restore(hints[name], value, _join(path, name)) for name, value in values.items()}
+    try:
+        return kind(**chosen)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path or kind.__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _restore(hint: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value, path=path)  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _restore_any(get_args(hint), value, path)
+    if origin is Literal:
+        return _require(value in get_args(hint), value, path, " or ".join(map(repr, get_args(hint))))
+    if origin is tuple:
+        return _restore_tuple(get_args(hint), value, path)
+    if origin is dict or hint is dict:
+        return _require(isinstance(value, dict), value, path, "an object with named fields")
+    return _restore_scalar(hint, value, path)
+
+
+def _restore_any(hints: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in hints:
+        return None
+    rest = [hint for hint in hints if hint is not type(None)]
+    return _restore(rest[0], value, path)
+
+
+def _restore_tuple(hints: tuple[Any, ...], value: Any, path: str) -> Any:
+    _require(isinstance(value, list | tuple), value, path, "a list")
+    each = [hints[0]] * len(value) if hints[-1] is Ellipsis else list(hints)
+    _require(len(each) == len(value), value, path, f"a list of {len(each)}")
+    places = enumerate(zip(each, value, strict=True))
+    return tuple(_restore(hint, item, f"{path}[{i}]") for i, (hint, item) in places)
+
+
+def _restore_scalar(hint: Any, value: Any, path: str) -> Any:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    if hint not in names:
+        return value
+    accepted = (int, float) if hint is float else hint
+    fits = isinstance(value, accepted) and (hint is bool or not isinstance(value, bool))
+    return _require(fits, value, path, names[hint])
+
+
+def _require(fits: bool, value: Any, path: str, rule: str) -> Any:
+    if not fits:
+        raise ConfigError(f"{path} must be {rule}, got {value!r}.")
+    return value
