@@ -88,8 +88,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _with_progress(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=_ERRORS, transient=True) as progress:
-        return list(progress.track(rows, total=total, description=doing))
+    done: list[Any] = []
+    try:
+        with Progress(*columns, console=_ERRORS, transient=True) as progress:
+            done.extend(progress.track(rows, total=total, description=doing))
+    except KeyboardInterrupt:
+        _ERRORS.print(f"lgq: stopped after {len(done)} of {total} rows.")
+    return done
 
 
 def _show(rows: list[Any], as_table: Callable[[list[Any]], Table], settings: Any, as_json: bool) -> None:

@@ -11,6 +11,10 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sum over processes, differentiable: each rank's share receives the sum of all gradients."""
     return x if world_size() == 1 else _Sum.apply(x)
@@ -18,18 +22,24 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 def broadcast_from_first(x: Tensor) -> Tensor:
     """Rank 0's values everywhere."""
-    if world_size() > 1:
-        x = x.contiguous()
-        dist.broadcast(x, src=0)
-    return x
+    if world_size() == 1:
+        return x
+    shared = x.to(_meeting_device(x)).contiguous()
+    dist.broadcast(shared, src=0)
+    return shared.to(x.device)
+
+
+def _meeting_device(x: Tensor) -> torch.device:
+    """NCCL moves nothing that lies on a CPU."""
+    return torch.device("cuda") if dist.get_backend() == "nccl" else x.device
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
+        total = x.to(_meeting_device(x), copy=True, memory_format=torch.contiguous_format)
         dist.all_reduce(total)
-        return total
+        return total.to(x.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

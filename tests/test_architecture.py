@@ -30,11 +30,10 @@ def imported_units(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module != "lgq":
-            names.append(node.module)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} uses a relative import; name the module in full."
-            names += [f"lgq.{alias.name}" for alias in node.names] if node.module == "lgq" else []
+            inside = [f"lgq.{alias.name}" for alias in node.names]
+            names += inside if node.module == "lgq" else [str(node.module)]
     return {unit_of(name) for name in names if name.startswith("lgq.")}
 
 
@@ -47,6 +46,13 @@ def test_imports_point_to_lower_tiers(path: Path):
     allowed = {other for other, tier in TIERS.items() if tier < TIERS[unit]} | {unit}
     allowed |= WITHIN_TIER_ZERO.get(unit, set())
     assert imported_units(path) <= allowed
+
+
+def test_a_relative_import_would_be_seen(tmp_path: Path):
+    source = tmp_path / "bad.py"
+    source.write_text("from ..training import x\n")
+    with pytest.raises(AssertionError, match="relative import"):
+        imported_units(source)
 
 
 def test_a_forbidden_import_would_be_seen(tmp_path: Path):

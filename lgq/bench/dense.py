@@ -76,8 +76,9 @@ class DenseIBQ(nn.Module):
 
 
 class DenseVQ(VQ):
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return squared_distances(z, self.codebook).argmin(1)
+    def choose(self, z: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " n"], Float[Tensor, "n c"]]:
+        indices = squared_distances(z, self.codebook).argmin(1)
+        return indices, self.codebook[indices]
 
 
 class DenseSimVQ(SimVQ):

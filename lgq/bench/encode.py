@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lgq.bench.timing import interleaved
+from lgq.bench.timing import interleaved, require_measurable
 from lgq.ops.assignment import nearest
 from lgq.quantizers.checks import require_at_least
 
@@ -42,6 +42,7 @@ class EncodeRow:
 
 def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
+    require_measurable(settings.sizes, settings.device)
     for size in settings.sizes:
         yield _row(settings, size)
 

@@ -15,7 +15,7 @@ import torch
 
 from lgq.bench.contestants import Contestant, contestants
 from lgq.bench.memory import available_bytes, peak_extra_bytes
-from lgq.bench.timing import interleaved, milliseconds
+from lgq.bench.timing import BenchmarkError, interleaved, milliseconds, require_measurable
 from lgq.quantizers import QUANTIZERS
 from lgq.quantizers.checks import require_at_least
 
@@ -69,6 +69,7 @@ class QuantizerRow:
 def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
     """Rows as they come, ordered by quantizer, then size."""
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
+    require_measurable(settings.sizes, settings.device)
     for contestant, size in plan(settings):
         yield _measured_apart(contestant, size, settings)
 
@@ -92,7 +93,9 @@ def _measured_apart(contestant: Contestant, size: int, settings: QuantizerBenchm
     command = [sys.executable, "-m", "lgq.bench.quantizers", task]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"measuring {contestant} with {size} codes failed:\n{done.stderr}")
+        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it was killed"
+        who = f"{contestant.quantizer} ({contestant.implementation})"
+        raise BenchmarkError(f"measuring {who} with {size} codes failed: {reason}")
     return QuantizerRow(**json.loads(done.stdout.splitlines()[-1]))
 
 

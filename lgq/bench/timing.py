@@ -6,6 +6,21 @@ from collections.abc import Callable, Mapping
 import torch
 
 
+class BenchmarkError(ValueError):
+    """A measurement that cannot be taken; the message says why."""
+
+
+def require_measurable(sizes: tuple[int, ...], device: str) -> None:
+    if not sizes or min(sizes) < 1:
+        raise BenchmarkError(
+            f"sizes must be numbers of codes from 1 on, got {' '.join(map(str, sizes)) or 'none'}."
+        )
+    if device not in ("cpu", "cuda"):
+        raise BenchmarkError(f"device must be cpu or cuda, got {device}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BenchmarkError("there is no CUDA device here: use --device cpu.")
+
+
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], *, repeats: int, device: torch.device
 ) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from lgq.distributed import sum_over_ranks
@@ -25,8 +25,8 @@ class CodeUsage:
         require_at_least(1, codebook_size=codebook_size)
         return cls(torch.zeros(codebook_size, dtype=torch.int64, device=device))
 
-    def update(self, indices: Int[Tensor, "*tokens"]) -> None:
-        require_indices(indices, len(self.counts))
+    def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
+        indices = require_indices(indices, len(self.counts))
         self.counts += torch.bincount(indices.flatten().to(self.counts.device), minlength=len(self.counts))
 
     def merge(self, other: "CodeUsage") -> "CodeUsage":

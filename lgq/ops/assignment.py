@@ -39,12 +39,24 @@ class SoftAssignment(NamedTuple):
     """mean_n p_nk."""
 
 
+class Choice(NamedTuple):
+    """The code that a vector is given."""
+
+    indices: Int[Tensor, " n"]
+    codes: Float[Tensor, "n c"]
+
+
 def nearest(
     z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2"
 ) -> Int[Tensor, " n"]:
     """Index of the code with the best score: smallest distance (`l2`) or largest product (`dot`)."""
+    return choose(z, codes, score=score).indices
+
+
+def choose(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2") -> Choice:
+    """The best code of each vector and its index, without gradients."""
     _check(z, codes, score)
-    return _nearest(z, codes, score)
+    return Choice(*_choose(z.detach(), codes.detach(), score))
 
 
 def soft_assignment(
@@ -86,8 +98,9 @@ def _check(z: Tensor, codes: Tensor, score: str) -> None:
 
 def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     if isinstance(tau, Tensor):
-        if tau.requires_grad:
-            raise ValueError("tau has no gradient here: pass tau.detach(), and anneal it instead.")
+        if tau.ndim or tau.requires_grad:
+            rule = "a single number without a gradient: pass tau.detach(), and anneal it instead"
+            raise ValueError(f"tau must be {rule}, got shape {tuple(tau.shape)}.")
         return tau
     if not 0 < tau < float("inf"):
         raise ValueError(f"tau must be positive and finite, got {tau}; `nearest` is the limit of 0.")
@@ -113,18 +126,23 @@ def _width(k: int) -> int:
     return width + _BLOCK if width % 1024 == 0 else width
 
 
-class _Logits:
-    """score / tau as <inputs_n, e_k> + bias_k, less what is constant in k; walked in tiles."""
+class _Scores:
+    """Scores as <inputs_n, e_k> + bias_k, less what is constant in k; walked in tiles.
 
-    def __init__(self, z: Tensor, codes: Tensor, tau: Tensor | None, score: str):
+    Distances are taken from `centre`: they do not change, while products of vectors that lie far
+    from the origin would lose in rounding what tells neighbouring codes apart.
+    """
+
+    def __init__(self, z: Tensor, codes: Tensor, score: str, centre: Tensor):
         dtype = _work_dtype(z, codes)
-        inverse = codes.new_ones((), dtype=dtype) if tau is None else 1 / tau.to(dtype)
         self.codes = codes.detach().to(dtype)
-        self.scale = 2 * inverse if score == "l2" else inverse
-        self.inputs = z.detach().to(dtype) * self.scale
+        self.inputs = z.detach().to(dtype)
         self.bias = self.codes.new_full((_width(len(codes)),), -torch.inf)
-        norms = torch.linalg.vector_norm(self.codes, dim=1) if score == "l2" else self.codes.new_zeros(())
-        self.bias[: len(codes)] = norms.square() * -inverse
+        self.bias[: len(codes)] = 0
+        if score == "l2":
+            self.codes = self.codes - centre
+            self.inputs = (self.inputs - centre) * 2
+            self.bias[: len(codes)] -= torch.linalg.vector_norm(self.codes, dim=1).square()
 
     def tiles(self, rows: int, *, depth: int) -> Iterator[tuple[slice, Tensor]]:
         """Slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in."""
@@ -135,7 +153,7 @@ class _Logits:
             yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)
 
     def write(self, out: Float[Tensor, "t w"], tile: slice) -> Float[Tensor, "t w"]:
-        """The logits of a tile; -inf in the columns beyond the codes."""
+        """The scores of a tile; -inf in the columns beyond the codes."""
         out.copy_(self.bias.expand_as(out))
         out[:, : len(self.codes)].addmm_(self.inputs[tile], self.codes.T)
         return out
@@ -149,24 +167,31 @@ def _best(scores: Float[Tensor, "t w"]) -> tuple[Float[Tensor, " t"], Int[Tensor
     return peak, first + scores.gather(1, inside).argmax(1)
 
 
-@torch.library.custom_op("lgq::nearest", mutates_args=())
-def _nearest(z: Tensor, codes: Tensor, score: str) -> Tensor:
+def _centre(z: Tensor, codes: Tensor) -> Tensor:
+    return codes.detach().to(_work_dtype(z, codes)).mean(0)
+
+
+@torch.library.custom_op("lgq::choose", mutates_args=())
+def _choose(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     peak = torch.full((len(z),), -torch.inf, dtype=_work_dtype(z, codes), device=z.device)
     with outside_autocast(z):
+        centre = _centre(z, codes)
         for start in range(0, len(codes), _SEARCH_CODES):
-            logits = _Logits(z, codes[start : start + _SEARCH_CODES], None, score)
-            rows = max(_FEWEST_ROWS, _tile_bytes(z) // (len(logits.bias) * peak.itemsize))
-            for tile, (scores,) in logits.tiles(rows, depth=1):
-                best, where = _best(logits.write(scores, tile))
+            scores = _Scores(z, codes[start : start + _SEARCH_CODES], score, centre)
+            rows = max(_FEWEST_ROWS, _tile_bytes(z) // (len(scores.bias) * peak.itemsize))
+            for tile, (out,) in scores.tiles(rows, depth=1):
+                best, where = _best(scores.write(out, tile))
                 indices[tile] = torch.where(best > peak[tile], where + start, indices[tile])
                 peak[tile] = torch.maximum(best, peak[tile])
-    return indices
+    return indices, codes[indices]
 
 
-@_nearest.register_fake
-def _(z: Tensor, codes: Tensor, score: str) -> Tensor:
-    return z.new_empty(len(z), dtype=torch.int64)
+@_choose.register_fake
+def _(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    # shape[0], not len: a length would be fixed when torch.compile traces this.
+    n = z.shape[0]
+    return z.new_empty(n, dtype=torch.int64), codes.new_empty(n, codes.shape[1])
 
 
 @torch.library.custom_op("lgq::soft_assignment", mutates_args=())
@@ -177,10 +202,12 @@ def _soft_assignment(
     _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
     usage.zero_()
     with outside_autocast(z):
-        logits = _Logits(z, codes, tau, score)
-        for tile, (s, p) in logits.tiles(rows, depth=2):
-            peak[tile], indices[tile] = _best(logits.write(s, tile))
-            s.sub_(peak[tile, None]).clamp_(min=least_log_weight(s.dtype))
+        scores = _Scores(z, codes, score, _centre(z, codes))
+        inverse = 1 / tau.to(usage.dtype)
+        for tile, (s, p) in scores.tiles(rows, depth=2):
+            # The best before the division by tau, which may round two scores to one: as `nearest` has it.
+            peak[tile], indices[tile] = _best(scores.write(s, tile))
+            _to_log_weights(s.sub_(peak[tile, None]), inverse)
             torch.softmax(s, 1, out=p)
             purity[tile] = torch.linalg.vector_norm(p, dim=1).square()
             usage.addmv_(p[:, :k].T, p.new_full((len(p),), 1 / len(z)))
@@ -197,9 +224,9 @@ def _(
 
 
 def _empty_outputs(z: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
-    n, dtype = len(z), _work_dtype(z, codes)
+    n, dtype = z.shape[0], _work_dtype(z, codes)
     purity, entropy, peak = (z.new_empty(n, dtype=dtype) for _ in range(3))
-    usage = z.new_empty(len(codes), dtype=dtype)
+    usage = z.new_empty(codes.shape[0], dtype=dtype)
     return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak
 
 
@@ -221,33 +248,40 @@ def _soft_assignment_backward(
 ) -> tuple[Tensor, Tensor]:
     k = len(codes)
     with outside_autocast(z):
-        logits = _Logits(z, codes, tau, score)
+        scores = _Scores(z, codes, score, _centre(z, codes))
+        inverse = 1 / tau.to(scores.inputs.dtype)
         # Without a gradient of the output, its rows are simply missing from the joint GEMMs.
-        g = logits.inputs[:0] if grad_output is None else grad_output.to(logits.inputs.dtype)
+        g = scores.inputs[:0] if grad_output is None else grad_output.to(scores.inputs.dtype)
         g_soft = g[:0] if codebook_gradient == "hard" else g
-        dp_bias = torch.zeros_like(logits.bias)
+        dp_bias = torch.zeros_like(scores.bias)
         if grad_usage is not None:
             dp_bias[:k] = grad_usage / len(z)
-        dz = torch.empty_like(logits.inputs)
-        dcodes = torch.zeros_like(logits.codes) if codes_learn else logits.codes.new_empty(0)
-        dbias = logits.bias.new_zeros(k)
-        for tile, both in logits.tiles(rows, depth=2):
-            torch.sub(logits.bias, peak[tile, None], out=both[0])
+        dz = scores.inputs.new_empty(z.shape)
+        dcodes = scores.codes.new_zeros(codes.shape if codes_learn else 0)
+        dbias = scores.bias.new_zeros(k)
+        for tile, both in scores.tiles(rows, depth=2):
+            torch.sub(scores.bias, peak[tile, None], out=both[0])
             both[1] = dp_bias
-            left = torch.cat([logits.inputs[tile], g[tile]])
-            both.flatten(0, 1)[: len(left), :k].addmm_(left, logits.codes.T)
+            left = torch.cat([scores.inputs[tile], g[tile]])
+            both.flatten(0, 1)[: len(left), :k].addmm_(left, scores.codes.T)
+            _to_log_weights(both[0], inverse)
             ds = _score_gradient(both, _rows(grad_purity, tile), _rows(grad_entropy, tile))[:, :k]
-            torch.mm(ds, logits.codes, out=dz[tile])
+            torch.mm(ds, scores.codes, out=dz[tile])
             if codes_learn:
-                right = torch.cat([g_soft[tile], logits.inputs[tile]])
+                right = torch.cat([g_soft[tile], scores.inputs[tile] * inverse])
                 dcodes.addmm_(both.flatten(0, 1)[-len(right) :, :k].T, right)
                 dbias.addmv_(ds.T, ds.new_ones(len(ds)))
-        dz *= logits.scale
+        dz *= 2 * inverse if score == "l2" else inverse
         if codes_learn and score == "l2":
-            dcodes.addcmul_(logits.codes, (dbias * -logits.scale)[:, None])
+            dcodes.addcmul_(scores.codes, (dbias * -2 * inverse)[:, None])
         if codes_learn and codebook_gradient != "soft":
             dcodes.index_add_(0, indices[: len(g)], g)
     return dz.to(z.dtype), dcodes.to(codes.dtype)
+
+
+def _to_log_weights(s: Tensor, inverse_tau: Tensor) -> None:
+    """In place: scores less the row's best, over tau, raised out of the range of denormal weights."""
+    s.mul_(inverse_tau).clamp_(min=least_log_weight(s.dtype))
 
 
 def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
@@ -257,9 +291,8 @@ def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
 def _score_gradient(
     both: Float[Tensor, "2 t w"], grad_purity: Tensor | None, grad_entropy: Tensor | None
 ) -> Float[Tensor, "t w"]:
-    """From (scores - peak, dL/dp of the linear outputs), in place, to (p, dL/dscores)."""
+    """From (log-weights, dL/dp of the linear outputs), in place, to (p, dL/d log-weights)."""
     p, dp = both
-    p.clamp_(min=least_log_weight(p.dtype))
     if grad_entropy is not None:
         dp.addcmul_(p, -grad_entropy)
     torch.softmax(p, 1, out=p)
@@ -272,7 +305,7 @@ def _score_gradient(
 @_soft_assignment_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     z, codes, codes_learn = arguments[4], arguments[5], arguments[-1]
-    return torch.empty_like(z), codes.new_empty(codes.shape if codes_learn else 0)
+    return z.new_empty(z.shape), codes.new_empty(codes.shape if codes_learn else 0)
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

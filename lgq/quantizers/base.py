@@ -4,15 +4,21 @@ n = vectors, k = codes, c = channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.ops.precision import at_least_float32, outside_autocast
-from lgq.quantizers.checks import require_at_least, require_channels, require_finite, require_indices
+from lgq.quantizers.checks import (
+    require_at_least,
+    require_channels,
+    require_finite,
+    require_indices,
+    require_whole,
+)
 
 
 @dataclass
@@ -25,7 +31,7 @@ class Quantized:
     loss: Float[Tensor, ""]
     """The weighted sum that a trainer adds to its own loss; 0 in eval mode."""
     terms: dict[str, Tensor] = field(default_factory=dict)
-    """Detached, unweighted parts of the loss, for logs."""
+    """Detached, unweighted parts of the loss, for logs; none in eval mode without gradients."""
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.quantized, self.indices, self.loss))
@@ -40,8 +46,12 @@ class Quantizer(nn.Module, ABC):
     seed: of the random start, so that two runs begin alike.
     """
 
+    precise: tuple[str, ...] = ()
+    """Buffers that stay in float32 or better when the module is moved to half precision."""
+
     def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
         super().__init__()
+        require_whole(dim=dim, codebook_size=codebook_size, channel_dim=channel_dim, seed=seed)
         require_at_least(1, dim=dim, codebook_size=codebook_size)
         self.dim = dim
         self.codebook_size = codebook_size
@@ -84,14 +94,23 @@ class Quantizer(nn.Module, ABC):
         with outside_autocast(z):
             return _unflatten(self.select(vectors), tokens)
 
-    def decode(self, indices: Int[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
-        require_indices(indices, self.codebook_size)
+    def decode(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+        indices = require_indices(indices, self.codebook_size)
         with outside_autocast(indices):
             return self._from_vectors(self.lookup(indices.flatten()), indices.shape)
 
-    def indices_to_codes(self, indices: Int[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+    def indices_to_codes(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
         """The name that `decode` has in vector-quantize-pytorch."""
         return self.decode(indices)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
+        before = {name: getattr(self, name) for name in self.precise}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            moved = getattr(self, name)
+            if moved.dtype in (torch.float16, torch.bfloat16):
+                setattr(self, name, at_least_float32(buffer).to(moved.device))
+        return self
 
     def _learns(self) -> bool:
         return self.training or torch.is_grad_enabled()
@@ -108,8 +127,8 @@ class Quantizer(nn.Module, ABC):
         return vectors, last.shape[:-1]
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
-        return vectors.reshape(*tokens, self.dim).movedim(-1, self.channel_dim)
+        return vectors.reshape((*tokens, self.dim)).movedim(-1, self.channel_dim)
 
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
-    return indices.reshape(*tokens, *indices.shape[1:])
+    return indices.reshape((*tokens, *indices.shape[1:]))

@@ -10,6 +10,12 @@ def require_at_least(lowest: float, **values: float) -> None:
             raise ValueError(f"{name} must be at least {lowest}, got {value}.")
 
 
+def require_whole(**values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be a whole number, got {value!r}.")
+
+
 def require_above_zero(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < float("inf"):
@@ -49,11 +55,13 @@ def require_finite(z: Tensor) -> None:
     )
 
 
-def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> None:
+def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> Tensor:
+    """The indices as int64, of whichever integer type they were stored in."""
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise ValueError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
+    indices = indices.long()
     if torch.compiler.is_compiling() or indices.is_meta or indices.numel() == 0:
-        return
+        return indices
     low, high = int(indices.min()), int(indices.max())
     if low < lowest or high >= codebook_size:
         wrong = low if low < lowest else high
@@ -61,3 +69,4 @@ def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> 
             f"index {wrong} is outside {lowest}..{codebook_size - 1}: "
             f"were these tokens made by another quantizer?"
         )
+    return indices

@@ -40,10 +40,9 @@ class LFQ(Quantizer):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         bits = codebook_size.bit_length() - 1
         if codebook_size < 2 or codebook_size != 2**bits:
-            nearest_size = 2 ** max(1, bits)
             raise ValueError(
                 f"LFQ codes are bit strings, so codebook_size must be a power of two from 2 on, "
-                f"got {codebook_size}: {nearest_size} is the next below."
+                f"got {codebook_size}: {2 ** max(1, bits)} is near."
             )
         require_at_least(0, entropy_weight=entropy_weight, commitment_weight=commitment_weight)
         require_above_zero(inverse_temperature=inverse_temperature)

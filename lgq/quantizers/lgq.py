@@ -40,6 +40,7 @@ class LGQ(StartsFromData):
     """
 
     tau: Tensor
+    precise = ("tau",)
 
     def __init__(
         self,
@@ -86,7 +87,9 @@ class LGQ(StartsFromData):
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         self.start_if_awaited(z)
         route: CodebookGradient = "both" if self.hard_gradient else "soft"
-        soft = soft_assignment(z, self.codebook, self.tau, score=self.score, codebook_gradient=route)
+        # A copy: the temperature may be annealed before the backward pass.
+        tau = self.tau.clone()
+        soft = soft_assignment(z, self.codebook, tau, score=self.score, codebook_gradient=route)
         peak = mean(F.relu(1 - soft.purity))
         diversity = self._diversity(soft.usage, len(z))
         loss = self.peak_weight * peak + self.diversity_weight * diversity
@@ -97,7 +100,7 @@ class LGQ(StartsFromData):
         return Quantized(soft.codes, soft.indices, loss, terms)
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
-        if self.sync_usage:
+        if self.sync_usage and self.training:
             everywhere = sum_over_ranks(usage.new_full((), tokens))
             usage = sum_over_ranks(usage * tokens) / everywhere.clamp_min(1)
         else:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.ops.precision import outside_autocast
@@ -30,6 +30,8 @@ class Residual(Quantizer):
     """
 
     def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int = -1, dropout: float = 0.0):
+        if isinstance(stages, nn.Module):
+            raise ValueError("stages must be a list of quantizers, got one: write Residual([...]).")
         if not stages:
             raise ValueError("a residual quantizer needs at least one stage, got none.")
         if any(isinstance(stage, Residual) for stage in stages):
@@ -69,16 +71,18 @@ class Residual(Quantizer):
             z = z - stage.lookup(indices[-1])
         return torch.stack(indices, 1)
 
-    def decode(self, indices: Int[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
+    def decode(self, indices: Integer[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
         """Sum of the stages' codes; fewer stages than there are give a coarser result."""
         if indices.ndim == 0 or not 1 <= indices.shape[-1] <= len(self.stages):
             raise ValueError(
                 f"expected a last axis of 1 to {len(self.stages)} stages, got shape {tuple(indices.shape)}."
             )
-        for i, stage in enumerate(self._stages()[: indices.shape[-1]]):
-            require_indices(indices[..., i], stage.codebook_size, lowest=SKIPPED)
+        parts = [
+            require_indices(indices[..., i], stage.codebook_size, lowest=SKIPPED).flatten()
+            for i, stage in enumerate(self._stages()[: indices.shape[-1]])
+        ]
         with outside_autocast(indices):
-            return self._from_vectors(self.lookup(indices.flatten(0, -2)), indices.shape[:-1])
+            return self._from_vectors(self.lookup(torch.stack(parts, 1)), indices.shape[:-1])
 
     def lookup(self, indices: Int[Tensor, "n s"]) -> Float[Tensor, "n c"]:
         used = indices != SKIPPED
@@ -95,6 +99,10 @@ class Residual(Quantizer):
 
     def _stages(self) -> list[Quantizer]:
         return list(self.stages)  # type: ignore[arg-type]
+
+    @property
+    def codebook(self) -> Tensor:
+        raise NotImplementedError("a residual quantizer has a codebook per stage: use stages[i].codebook.")
 
     def _kept(self, device: torch.device) -> Tensor:
         stage = torch.arange(len(self.stages), device=device)
@@ -116,4 +124,6 @@ def _is_fresh(stage: Quantizer) -> bool:
     twin = copy.deepcopy(stage)
     twin.restart(stage.seed)
     now, start = stage.state_dict(), twin.state_dict()
+    if any(tensor.is_meta for tensor in now.values()):
+        return True
     return all(torch.equal(now[name], start[name]) for name in now)

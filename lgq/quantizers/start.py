@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.distributed import broadcast_from_first
+from lgq.distributed import broadcast_from_first, rank
 from lgq.ops.assignment import nearest
 from lgq.quantizers.base import Quantizer
 
@@ -25,15 +25,17 @@ def normal_codes(
 
 
 def latent_codes(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int) -> Float[Tensor, "k c"]:
-    """Latents in random order, the first process's on all; repeats, if there are too few, move a little.
+    """Latents in random order; repeats, if there are too few, move a little.
 
     Equal codes would receive equal gradients for ever.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(z), generator=generator).repeat(-(-codebook_size // len(z)))[:codebook_size]
-    noise = torch.randn(codebook_size, z.shape[1], generator=generator).to(z)
+    device = generator.device
+    order = torch.randperm(len(z), generator=generator, device=device)
+    order = order.repeat(-(-codebook_size // len(z)))[:codebook_size].to(z.device)
+    noise = torch.randn(codebook_size, z.shape[1], generator=generator, device=device).to(z)
     noise[: len(z)] = 0
-    return broadcast_from_first(z[order.to(z.device)] + noise * z.std(correction=0) * _JITTER)
+    return z[order] + noise * z.std(correction=0) * _JITTER
 
 
 def kmeans_codes(
@@ -48,13 +50,14 @@ def kmeans_codes(
         counts = torch.bincount(indices, minlength=codebook_size)[:, None]
         sums = torch.zeros_like(codes).index_add_(0, indices, z)
         codes = torch.where(counts > 0, sums / counts.clamp_min(1), codes)
-    return broadcast_from_first(codes)
+    return codes
 
 
 def _spread_latents(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int) -> Float[Tensor, "k c"]:
     """k-means++ (Arthur & Vassilvitskii 2007): draw each in proportion to its squared distance
     from those drawn before, so that no cluster is left out."""
-    draws = torch.rand(codebook_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(codebook_size, generator=generator, dtype=torch.float64, device=generator.device)
     distances = torch.ones(len(z), dtype=torch.float64, device=z.device)
     chosen: list[Tensor] = []
     for draw in draws.to(z.device):
@@ -85,15 +88,19 @@ class StartsFromData(Quantizer):
 
     @torch.no_grad()
     def start_if_awaited(self, z: Float[Tensor, "n c"]) -> None:
-        if not (self.awaits_data and self.training) or len(z) == 0:
+        """From the first process's first batch that is not empty, on every process alike."""
+        if not (self.awaits_data and self.training):
             return
         if torch.compiler.is_compiling():
             raise RuntimeError("codes that start from data need one training batch before torch.compile.")
-        self.begin(self.codes_from(z))
+        if int(broadcast_from_first(torch.tensor(len(z), device=z.device))) == 0:
+            return
+        codes = self.codes_from(z) if rank() == 0 else z.new_empty(self.codebook_size, self.dim)
+        self.begin(broadcast_from_first(codes))
         self.awaits_data = False
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.awaits_data)
+        return torch.tensor(self.awaits_data, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.awaits_data = bool(state)

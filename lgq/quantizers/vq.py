@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lgq.distributed import broadcast_from_first, sum_over_ranks
-from lgq.ops.assignment import nearest
+from lgq.ops.assignment import choose
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.reductions import mse
 from lgq.quantizers.base import Quantized
@@ -37,6 +37,7 @@ class VQ(StartsFromData):
     codebook: Tensor
     counts: Tensor
     sums: Tensor
+    precise = ("counts", "sums")
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class VQ(StartsFromData):
         self.start_if_awaited(z)
         if self.training:
             self._take_effect()
-        indices = self.select(z)
-        codes = self.lookup(indices).to(z.dtype)
+        indices, codes = self.choose(z)
+        codes = codes.to(z.dtype)
         if self.training:
             self._follow(z.detach(), indices)
         commitment = mse(z, codes)
@@ -79,8 +80,13 @@ class VQ(StartsFromData):
         loss = self.commitment_weight * commitment
         return Quantized(through(z, codes), indices, loss, {"commitment": commitment})
 
+    def choose(self, z: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " n"], Float[Tensor, "n c"]]:
+        # Codes from the operator, not by indexing: torch.compile would index again in the backward
+        # pass, in a codebook that has moved by then.
+        return choose(z, self.codebook)
+
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest(z, self.codebook)
+        return self.choose(z)[0]
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]
@@ -96,16 +102,23 @@ class VQ(StartsFromData):
         z = z.to(self.sums.dtype)
         counts = torch.zeros_like(self.counts).index_add_(0, indices, torch.ones_like(z[:, 0]))
         sums = torch.zeros_like(self.sums).index_add_(0, indices, z)
-        self.counts.lerp_(sum_over_ranks(counts), 1 - self.decay)
-        self.sums.lerp_(sum_over_ranks(sums), 1 - self.decay)
-        if self.restart_below is not None and len(z):
-            self._revive(z, self.counts < self.restart_below)
+        counts, sums = sum_over_ranks(counts), sum_over_ranks(sums)
+        weight = (counts.sum() > 0).to(counts.dtype) * (1 - self.decay)  # an empty batch says nothing
+        self.counts.lerp_(counts, weight)
+        self.sums.lerp_(sums, weight)
+        if self.restart_below is not None:
+            self._revive(z, self.counts < self.restart_below, max(1.0, self.restart_below))
 
-    def _revive(self, z: Float[Tensor, "n c"], dead: Bool[Tensor, " k"]) -> None:
-        """Give each dead code a latent, the first process's on all."""
-        latents = broadcast_from_first(z[torch.randint(len(z), (self.codebook_size,), device=z.device)])
-        self.sums.copy_(torch.where(dead[:, None], latents, self.sums))
-        self.counts.masked_fill_(dead, 1.0)
+    def _revive(self, z: Float[Tensor, "n c"], dead: Bool[Tensor, " k"], count: float) -> None:
+        """Give each dead code a latent, the first process's on all, and a count to live on."""
+        if len(z) == 0:
+            latents, dead = torch.zeros_like(self.sums), torch.zeros_like(dead)
+        else:
+            order = torch.randperm(len(z), device=z.device).repeat(-(-self.codebook_size // len(z)))
+            latents = z[order[: self.codebook_size]]
+        latents = broadcast_from_first(latents)
+        self.sums.copy_(torch.where(dead[:, None], latents * count, self.sums))
+        self.counts.masked_fill_(dead, count)
 
     def codes_from(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return kmeans_codes(z, self.codebook_size, seed=self.seed)

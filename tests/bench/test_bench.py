@@ -142,6 +142,11 @@ def test_the_command_prints_json_with_its_settings(capsys):
         (["--quantizers", "nope"], "unknown quantizer 'nope'"),
         (["--tokens", "0"], "tokens must be at least 1, got 0"),
         (["--repeats", "0"], "repeats must be at least 1, got 0"),
+        (["--sizes", "0"], "sizes must be numbers of codes from 1 on, got 0"),
+        (["--sizes"], "sizes must be numbers of codes from 1 on, got none"),
+        (["--device", "tpu"], "device must be cpu or cuda, got tpu"),
+        (["--device", "cuda"], "there is no CUDA device here"),
+        (["--quantizers", "fsq", "--sizes", "1000", "--tokens", "4"], "powers of two"),
     ],
 )
 def test_mistakes_end_in_one_line_and_exit_code_two(capsys, arguments, message):
@@ -151,3 +156,17 @@ def test_mistakes_end_in_one_line_and_exit_code_two(capsys, arguments, message):
     line = capsys.readouterr().err.strip()
     assert message in line
     assert "Traceback" not in line
+
+
+def test_an_interruption_shows_what_was_measured(capsys, monkeypatch):
+    rows = list(encode.run(encode.EncodeBenchmark(tokens=8, dim=4, sizes=(8,), repeats=1)))
+
+    def interrupted(settings):
+        yield from rows
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(encode, "run", interrupted)
+    main(["bench", "encode", "--sizes", "8", "16"])
+    printed = capsys.readouterr()
+    assert "100.00%" in printed.out
+    assert "stopped after 1 of 2 rows" in printed.err

@@ -77,7 +77,7 @@ def test_norm_correlation_is_one_where_counts_follow_norms_and_nan_where_norms_a
 
 def test_many_dimensional_indices_are_counted():
     usage = CodeUsage.of(4)
-    usage.update(torch.tensor([[[0, 1], [1, 3]]]))
+    usage.update(torch.tensor([[[0, 1], [1, 3]]], dtype=torch.uint8))
     assert usage.counts.tolist() == [1, 2, 0, 1]
 
 

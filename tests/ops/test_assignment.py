@@ -174,7 +174,7 @@ def test_operators_keep_the_contract_of_torch(score):
     z, codes = problem(9, 14)
     tau = torch.tensor(0.4, dtype=torch.float64)
     torch.library.opcheck(assignment._soft_assignment, (z, codes, tau, score, "both", 4))
-    torch.library.opcheck(assignment._nearest, (z.detach(), codes.detach(), score))
+    torch.library.opcheck(assignment._choose, (z.detach(), codes.detach(), score))
 
 
 def test_second_derivatives_are_refused_with_a_reason():
@@ -194,13 +194,45 @@ def test_a_frozen_codebook_gets_no_gradient_and_the_vectors_theirs():
 
 
 def test_no_weight_is_denormal_however_far_the_codes():
-    z, codes = problem(30, 200, spread=40.0, dtype=torch.float32)
-    z.grad = None
-    result = soft_assignment(z, codes, 0.01)
+    # Scores of -80 to -110: a plain softmax has weights between the smallest denormal and normal number.
+    codes = torch.cat([torch.zeros(1), torch.linspace(80, 110, 300).sqrt()])[:, None]
+    z = torch.zeros(1, 1)
     tiny = torch.finfo(torch.float32).tiny
-    assert ((result.usage == 0) | (result.usage >= tiny)).all()
-    exact = soft_assignment(z.double(), codes.double(), 0.01)
-    torch.testing.assert_close(result.usage.double(), exact.usage, rtol=1e-3, atol=1e-12)
+    plain = dense.soft_assignment(z, codes, 1.0).usage
+    assert ((plain > 0) & (plain < tiny)).any(), "the case must reach the denormal numbers"
+    weights = soft_assignment(z, codes, 1.0).usage
+    assert (weights >= tiny).all()
+    torch.testing.assert_close(weights, plain, rtol=0, atol=1e-18)
+
+
+@pytest.mark.parametrize("offset", [10.0, 100.0, 1000.0])
+def test_vectors_far_from_the_origin_are_told_apart_as_near_ones_are(offset):
+    z, codes = (x.detach() for x in problem(200, 1000, 64, dtype=torch.float32))
+    z, codes = z + offset, codes + offset
+    exact = soft_assignment(z.double(), codes.double(), 5.0)
+    result = soft_assignment(z, codes, 5.0)
+    assert torch.equal(result.indices, exact.indices)
+    assert torch.equal(nearest(z, codes), exact.indices)
+    torch.testing.assert_close(result.purity.double(), exact.purity, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("tau", [0.307, 1.0, 3.3])
+def test_ties_are_broken_alike_by_both_operators(score, tau):
+    grid = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
+    z = torch.randint(0, 16, (500, 2)) / 2
+    assert torch.equal(soft_assignment(z, grid, tau, score=score).indices, nearest(z, grid, score=score))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_inputs_need_not_be_contiguous(score):
+    z, codes = problem(9, 14)
+    transposed = [x.detach().T.contiguous().T.requires_grad_() for x in (z, codes)]
+    tau = torch.tensor(0.4, dtype=torch.float64)
+    torch.library.opcheck(assignment._soft_assignment, (*transposed, tau, score, "both", 4))
+    plain = values_and_gradients(soft_assignment, z, codes, 0.4, score=score)
+    strided = values_and_gradients(soft_assignment, *transposed, 0.4, score=score)
+    torch.testing.assert_close(strided, plain)
 
 
 @pytest.mark.parametrize(
@@ -209,11 +241,13 @@ def test_no_weight_is_denormal_however_far_the_codes():
         (lambda z, e: soft_assignment(z, e, 0.0), "tau must be positive and finite, got 0.0"),
         (lambda z, e: soft_assignment(z, e, -1.0), "tau must be positive and finite, got -1.0"),
         (lambda z, e: soft_assignment(z, e, float("nan")), "tau must be positive and finite, got nan"),
-        (lambda z, e: soft_assignment(z, e, torch.tensor(1.0, requires_grad=True)), "no gradient here"),
+        (lambda z, e: soft_assignment(z, e, torch.tensor(1.0, requires_grad=True)), "without a gradient"),
+        (lambda z, e: soft_assignment(z, e, torch.ones(2)), r"single number .* got shape \(2,\)"),
         (lambda z, e: soft_assignment(z, e, 1.0, tile=0), "tile must be at least 1 vector, got 0"),
         (lambda z, e: nearest(z, e[:0]), "at least one code"),
     ],
 )
+@pytest.mark.usefixtures("without_shape_checks")
 def test_bad_settings_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call(*problem(3, 4))

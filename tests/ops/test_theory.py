@@ -79,24 +79,36 @@ def test_peak_vanishes_exactly_for_one_hot_assignments():
     torch.testing.assert_close(soft_assignment(between, codes, 0.01).purity[0].item(), 0.5)
 
 
+def quantizer_of(codes, tau):
+    q = LGQ(codes.shape[1], len(codes), tau_start=tau).double()
+    q.codebook.data.copy_(codes)
+    return q
+
+
+@given(matrices(st.integers(1, 6)), matrices(st.integers(1, 8)), st.floats(0.01, 10))
+def test_the_peak_term_is_the_mean_distance_from_one_hot(z, codes, tau):
+    q = quantizer_of(codes, tau)
+    p = (-distances(z, codes) / q.tau).softmax(1)
+    peak = float(q(z).terms["peak"])
+    assert peak == pytest.approx(float((1 - p.square().sum(1)).mean()), abs=1e-9)
+    assert peak >= 0
+
+
 @given(matrices(st.integers(1, 10)), matrices(st.integers(1, 12)), st.floats(0.01, 10))
 def test_diversity_is_at_least_codes_over_support(z, codes, tau):
-    usage = soft_assignment(z, codes, tau).usage
-    support = int((usage > 0).sum())
-    assert len(codes) * float(usage.square().sum()) >= len(codes) / support - 1e-9
+    usage = (-distances(z, codes) / tau).softmax(1).mean(0)
+    support = int((usage > 1e-30).sum())
+    assert float(quantizer_of(codes, tau)(z).terms["diversity"]) >= len(codes) / support - 1e-9
 
 
-@given(st.integers(1, 20), st.integers(1, 30))
+@given(st.integers(2, 20), st.integers(2, 30))
 def test_diversity_meets_its_bound_exactly_when_usage_is_uniform_on_the_support(support, k):
     assume(support <= k)
-    uniform = torch.zeros(k, dtype=torch.float64)
-    uniform[:support] = 1 / support
-    assert k * float(uniform.square().sum()) == pytest.approx(k / support)
-    if support > 1:
-        uneven = uniform.clone()
-        uneven[0] += 0.5 / support
-        uneven[1] -= 0.5 / support
-        assert k * float(uneven.square().sum()) > k / support * (1 + 1e-6)
+    q = quantizer_of(torch.arange(k, dtype=torch.float64)[:, None], 1e-3)
+    tokens = torch.arange(support, dtype=torch.float64)[:, None]
+    assert float(q(tokens).terms["diversity"]) == pytest.approx(k / support)
+    uneven = torch.cat([tokens, tokens[:1]])
+    assert float(q(uneven).terms["diversity"]) > k / support * (1 + 1e-6)
 
 
 @given(matrices(st.integers(1, 12)), matrices(st.integers(1, 16)))

@@ -6,8 +6,9 @@ import io
 import pytest
 import torch
 from quantizer_family import DIM
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from lgq.quantizers import QUANTIZERS, Quantizer, Residual
+from lgq.quantizers import QUANTIZERS, Residual
 from lgq.quantizers.base import Quantized
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
@@ -77,13 +78,27 @@ def test_loss_is_exactly_zero_in_eval_mode_and_terms_are_detached(build):
 
 @pytest.mark.parametrize("channel_dim", LAYOUTS)
 def test_results_do_not_depend_on_the_layout(build, channel_dim):
-    z = latents(4, 9, DIM)
-    reference = build()(z)
-    quantizer = build(channel_dim=1)
-    moved = quantizer(z.movedim(-1, 1))
+    z = latents(*LAYOUTS[channel_dim])
+    reference = build()(z.movedim(channel_dim, -1))
+    moved = build(channel_dim=channel_dim)(z)
     assert torch.equal(moved.indices, reference.indices)
-    same_codes(moved.quantized.movedim(1, -1), reference.quantized)
+    same_codes(moved.quantized.movedim(channel_dim, -1), reference.quantized)
     torch.testing.assert_close(moved.loss, reference.loss)
+
+
+def test_a_single_vector_is_a_batch_of_its_own(build):
+    quantizer = build().eval()
+    z = latents(3, DIM)
+    assert torch.equal(quantizer.encode(z[0]), quantizer.encode(z)[0])
+    assert quantizer(z[0]).quantized.shape == (DIM,)
+    same_codes(quantizer.decode(quantizer.encode(z[0])), quantizer.decode(quantizer.encode(z))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.uint16])
+def test_tokens_stored_in_small_integers_decode_alike(build, dtype):
+    quantizer = build().eval()
+    tokens = quantizer.encode(latents())
+    assert torch.equal(quantizer.decode(tokens.to(dtype)), quantizer.decode(tokens))
 
 
 def test_results_do_not_depend_on_the_order_of_the_batch(build):
@@ -113,6 +128,7 @@ def test_half_precision_latents_choose_what_float32_of_their_values_does(build, 
     assert torch.equal(quantizer(half).indices, quantizer(half.float()).indices)
     assert torch.equal(quantizer.encode(half), quantizer.encode(half.float()))
     assert build()(half).quantized.dtype == dtype
+    assert torch.equal(build()(half).indices, build()(half.float()).indices)
 
 
 def test_autocast_changes_no_index_and_no_gradient(build):
@@ -129,7 +145,7 @@ def test_autocast_changes_no_index_and_no_gradient(build):
         assert torch.equal(plain, automatic)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_moving_to_another_dtype_works(build, dtype):
     quantizer = build().to(dtype)
     z = latents(dtype=dtype).requires_grad_()
@@ -168,7 +184,8 @@ def test_state_round_trips(build):
 
 def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
     quantizer = build()
-    before = copy.deepcopy(quantizer)
+    quantizer(latents())
+    before = copy.deepcopy(quantizer.state_dict())
     z = torch.empty(0, 9, DIM, requires_grad=True)
     out = quantizer(z)
     assert out.quantized.shape == (0, 9, DIM)
@@ -177,8 +194,10 @@ def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
     (out.loss + out.quantized.sum()).backward()
     assert quantizer.encode(z).shape == out.indices.shape
     assert quantizer.decode(out.indices).shape == z.shape
+    unchanged = {name for name, value in quantizer.state_dict().items() if torch.equal(value, before[name])}
+    moved_by_the_batch_before = {name for name in before if name.endswith("codebook")}
+    assert before.keys() - unchanged <= moved_by_the_batch_before
     assert torch.isfinite(quantizer(latents()).quantized).all()
-    assert isinstance(before, Quantizer)
 
 
 def test_every_gradient_is_finite_and_reaches_the_latents(build):
@@ -210,6 +229,30 @@ def test_compiled_without_graph_breaks_it_gives_the_same(build, training):
         torch.testing.assert_close(out.loss, expected.loss)
         ours, theirs = (torch.autograd.grad(o.loss + o.quantized.sum(), z)[0] for o in (out, expected))
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, within its compiler
+@pytest.mark.parametrize("name", ["lgq", "vq", "rotvq"])
+def test_compiled_by_the_default_compiler_it_has_the_same_gradients(name):
+    torch.compiler.reset()
+    z = latents(40, DIM).requires_grad_()
+    eager, compiled = QUANTIZERS[name](DIM, 32), QUANTIZERS[name](DIM, 32)
+    run = torch.compile(compiled, fullgraph=True)
+    for _ in range(2):
+        ours, theirs = (torch.autograd.grad((q(z).quantized ** 2).sum(), z)[0] for q in (run, eager))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiled_once_it_takes_batches_of_any_size(build):
+    torch.compiler.reset()
+    quantizer = build().eval()
+    graphs = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(quantizer, fullgraph=True, backend=graphs)
+    for n in (5, 6, 7, 8, 9, 10):
+        assert run(latents(n, DIM)).quantized.shape == (n, DIM)
+    assert graphs.frame_count <= 2
 
 
 @pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])

@@ -69,6 +69,32 @@ def test_temperature_is_state_and_resumes():
     assert float(resumed.tau) == float(q.tau) == pytest.approx(2.0 - 0.25 * 1.9)
 
 
+def test_annealing_between_forward_and_backward_changes_no_gradient():
+    q, z = LGQ(3, 8), torch.randn(10, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(q(z).quantized.sum(), z)
+    out = q(z)
+    q.anneal(1.0)
+    (gradient,) = torch.autograd.grad(out.quantized.sum(), z)
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_temperature_keeps_its_precision_in_half(dtype):
+    q = LGQ(3, 8, tau_end=1e-8).to(dtype)
+    q.anneal(1.0)
+    assert float(q.tau) == pytest.approx(1e-8)
+    assert q.codebook.dtype == dtype
+
+
+def test_evaluation_meets_no_other_process(monkeypatch):
+    def refuse(x):
+        raise AssertionError("an evaluation of one process would wait for the others for ever")
+
+    monkeypatch.setattr("lgq.quantizers.lgq.sum_over_ranks", refuse)
+    q = LGQ(3, 8, sync_usage=True).eval()
+    q(torch.randn(4, 3, requires_grad=True)).quantized.sum().backward()
+
+
 def test_codes_begin_with_unit_norm_on_average():
     norms = LGQ(64, 4096).codebook.detach().square().sum(1)
     assert float(norms.mean()) == pytest.approx(1, abs=0.02)
@@ -133,6 +159,13 @@ def test_bad_settings_are_refused_by_name(options, message):
 def test_unknown_names_are_answered_with_the_known_ones(name, options, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         build_quantizer(name, 4, 8, **options)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("dim", "size"), [(8.0, 16), (8, 16.0), ("8", 16), (True, 16)])
+def test_sizes_that_are_no_whole_numbers_are_refused(dim, size):
+    with pytest.raises(ValueError, match="must be a whole number, got"):
+        LGQ(dim, size)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

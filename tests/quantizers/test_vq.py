@@ -1,0 +1,57 @@
+"""What VQ's running means promise beyond the formulas of test_baselines.py."""
+
+import pytest
+import torch
+
+from lgq.quantizers import VQ, Residual
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_running_means_keep_their_precision_in_half(dtype):
+    half, full = VQ(4, 8).to(dtype), VQ(4, 8).to(dtype).float()
+    for seed in range(3):
+        z = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        half(z), full(z.float())
+    assert half.counts.dtype == half.sums.dtype == torch.float32
+    torch.testing.assert_close(half.counts, full.counts, rtol=0.02, atol=1.0)
+    assert float(half.counts.sum()) == pytest.approx(float(full.counts.sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 2.0])
+def test_a_revived_code_lives_until_the_next_batch(threshold):
+    q = VQ(2, 16, restart_below=threshold, decay=0.9)
+    z = torch.randn(200, 2)
+    for _ in range(50):
+        q(z)
+    assert (q.counts >= threshold).all()
+    settled = q.sums / q.counts[:, None]
+    q(z)
+    moved = (q.sums / q.counts[:, None] - settled).abs().amax(1)
+    assert (moved < 0.5).float().mean() > 0.8, "most codes follow their means instead of jumping"
+
+
+def test_an_empty_batch_leaves_the_running_means():
+    q = VQ(2, 4, restart_below=0.9)
+    q(torch.randn(10, 2))
+    before = q.counts.clone(), q.sums.clone()
+    q(torch.empty(0, 2))
+    assert torch.equal(q.counts, before[0])
+    assert torch.equal(q.sums, before[1])
+
+
+def test_a_residual_quantizer_names_where_its_codebooks_are():
+    q = Residual([VQ(2, 4), VQ(2, 4)])
+    with pytest.raises(NotImplementedError, match=r"stages\[i\].codebook"):
+        _ = q.codebook
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_lone_quantizer_is_no_list_of_stages():
+    with pytest.raises(ValueError, match="must be a list of quantizers"):
+        Residual(VQ(2, 4))
+
+
+def test_stages_may_be_built_without_memory():
+    with torch.device("meta"):
+        q = Residual([VQ(2, 4), VQ(2, 4)])
+    assert q.stages[0].codebook.is_meta
