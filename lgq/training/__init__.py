@@ -1,0 +1,1 @@
+"""Training: losses, trainers, and the run directory that survives whatever stops them."""

@@ -1,0 +1,108 @@
+"""An exponential moving average of weights (Polyak & Juditsky 1992), often better than the last ones."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from lgq.ops.precision import at_least_float32
+from lgq.quantizers.checks import require_between
+
+_UPDATES = "updates"
+_PREFIX = "weights."
+
+
+class WeightAverage:
+    """Follows a model: average <- d average + (1 - d) parameter after each step; buffers are copied.
+
+    model: begins the average. Later ones need the same names and shapes, on whichever device.
+    decay: d, approached by min(decay, (1 + t) / (10 + t)) after t updates, so that the random start
+        of the model is soon forgotten.
+
+    Averages of half-precision parameters are float32: at usual decays a step would round to nothing.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        require_between(0, 1, decay=decay)
+        self.decay = decay
+        self.updates = 0
+        self._buffers = {name: _copy(buffer) for name, buffer in model.named_buffers()}
+        self._averages = {name: at_least_float32(_copy(p)) for name, p in model.named_parameters()}
+
+    @property
+    def present_decay(self) -> float:
+        """The d of the next update."""
+        return min(self.decay, (1 + self.updates) / (10 + self.updates))
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the model's weights; call it once after each optimizer step."""
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        _require_same_shapes(self._weights(), parameters | buffers)
+        self._averages, self._buffers = _beside(self._averages, parameters), _beside(self._buffers, buffers)
+        values = [parameters[name].to(average.dtype) for name, average in self._averages.items()]
+        if values:
+            get_ema_multi_avg_fn(self.present_decay)(list(self._averages.values()), values, self.updates)
+        _overwrite(self._buffers, buffers)
+        self.updates += 1
+
+    @contextmanager
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """Within, the model has the averaged weights; after it, its own to the last bit, come what may."""
+        _require_same_shapes(self._weights(), _weights_of(model))
+        own = {name: _copy(weight) for name, weight in _weights_of(model).items()}
+        try:
+            _overwrite(_weights_of(model), self._weights())
+            yield
+        finally:
+            _overwrite(_weights_of(model), own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that resuming needs but the decay, which is a setting; shares memory, as a module's does."""
+        weights = {_PREFIX + name: weight for name, weight in self._weights().items()}
+        return {_UPDATES: torch.tensor(self.updates), **weights}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state_dict`, on the devices of this average; refused before anything changes."""
+        if _UPDATES not in state:
+            raise ValueError(f"the state of a weight average has {_UPDATES!r}, got only {sorted(state)[:3]}.")
+        weights = {key.removeprefix(_PREFIX): value for key, value in state.items() if key != _UPDATES}
+        _require_same_shapes(self._weights(), weights)
+        _overwrite(self._weights(), weights)
+        self.updates = int(state[_UPDATES])
+
+    def _weights(self) -> dict[str, Tensor]:
+        return self._averages | self._buffers
+
+
+def _weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _beside(weights: dict[str, Tensor], model_weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, on the devices of the model, which may have moved."""
+    return {name: weight.to(model_weights[name].device) for name, weight in weights.items()}
+
+
+def _copy(weight: Tensor) -> Tensor:
+    return weight.detach().clone()
+
+
+@torch.no_grad()
+def _overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(values[name])
+
+
+def _require_same_shapes(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    if odd := sorted(expected.keys() ^ given.keys()):
+        raise ValueError(
+            f"the average and its model need the same weights; not on both sides: {odd[0]!r} "
+            f"({len(odd)} in all). Pass the model that began it, wrapped or not as it was then."
+        )
+    for name, weight in expected.items():
+        if given[name].shape != weight.shape:
+            shapes = f"{tuple(weight.shape)} in the average, now {tuple(given[name].shape)}"
+            raise ValueError(f"{name!r} changed its shape: {shapes}; the settings of the models differ.")

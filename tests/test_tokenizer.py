@@ -1,0 +1,576 @@
+"""Laws of the tokenizer, on networks small enough to run in a blink."""
+
+import copy
+import json
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from lgq.models.autoencoder import Backbone
+from lgq.quantizers import QUANTIZERS, Residual
+from lgq.tokenizer import Tokenizer, TokenizerError
+
+TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
+SIZE = 64
+
+over_quantizers = pytest.mark.parametrize("quantizer", QUANTIZERS)
+over_stages = pytest.mark.parametrize("stages", [1, 3])
+
+
+def build(quantizer: str = "lgq", **settings: Any) -> Tokenizer:
+    return Tokenizer(TINY, quantizer, SIZE, **settings)
+
+
+def pictures(*size: int) -> Tensor:
+    return torch.rand(2, 3, *(size or (16, 8))) * 2 - 1
+
+
+def train_a_step(tokenizer: Tokenizer) -> None:
+    optimizer = torch.optim.SGD(tokenizer.parameters(), lr=0.1)
+    images = pictures()
+    out = tokenizer.train()(images)
+    (torch.nn.functional.mse_loss(out.reconstruction, images) + out.quantized.loss).backward()
+    optimizer.step()
+
+
+def same_weights(one: Tokenizer, other: Tokenizer) -> bool:
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype and torch.equal(first[name], second[name]) for name in first
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    build().save_pretrained(tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def calls_to_the_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def refuse(*arguments: Any, **_: Any) -> None:
+        calls.append(arguments)
+        raise OSError("this test has no network")
+
+    for owner, name in [(socket.socket, "connect"), (socket, "getaddrinfo"), (socket, "create_connection")]:
+        monkeypatch.setattr(owner, name, refuse)
+    return calls
+
+
+def test_the_default_is_the_papers_model():
+    with torch.device("meta"):
+        tokenizer = Tokenizer()
+    counts = tokenizer.parameter_counts()
+    assert counts == {"encoder": 13_995_712, "decoder": 13_995_523, "quantizer": 16_384 * 64}
+    assert tokenizer.factor == 16
+
+
+@over_quantizers
+@pytest.mark.parametrize("grid", [(1, 1), (2, 5), (4, 1)])
+def test_images_become_a_grid_of_tokens_and_images_again(quantizer, grid):
+    tokenizer = build(quantizer)
+    images = pictures(*(side * tokenizer.factor for side in grid))
+    tokens = tokenizer.encode(images)
+    assert tokens.shape == (2, *grid)
+    assert tokens.dtype == torch.int64
+    assert 0 <= tokens.min() <= tokens.max() < tokenizer.codebook_size
+    assert tokenizer.decode(tokens).shape == images.shape
+
+
+@over_quantizers
+def test_a_residual_tokenizer_adds_an_axis_of_stages(quantizer):
+    tokenizer = build(quantizer, stages=3)
+    tokens = tokenizer.encode(pictures(16, 8))
+    assert isinstance(tokenizer.quantizer, Residual)
+    assert tokens.shape == (2, 4, 2, 3)
+    assert tokenizer(pictures(16, 8)).quantized.indices.shape == tokens.shape
+    assert tokenizer.decode(tokens[..., :1]).shape == (2, 3, 16, 8)
+    assert not torch.equal(tokenizer.decode(tokens[..., :1]), tokenizer.decode(tokens))
+
+
+@over_quantizers
+@over_stages
+def test_decoded_tokens_are_the_clamped_reconstruction(quantizer, stages):
+    tokenizer, images = build(quantizer, stages=stages).eval(), pictures()
+    with torch.no_grad():
+        tokenizer.decoder.to_image.weight.mul_(20)
+    out = tokenizer(images)
+    assert out.reconstruction.abs().max() > 1
+    assert torch.equal(tokenizer.encode(images), out.quantized.indices)
+    torch.testing.assert_close(tokenizer.decode(out.quantized.indices), out.reconstruction.clamp(-1, 1))
+
+
+@over_quantizers
+@over_stages
+def test_training_mode_changes_neither_tokens_nor_images_nor_the_tokenizer(quantizer, stages):
+    tokenizer, images = build(quantizer, stages=stages), pictures()
+    train_a_step(tokenizer)
+    before, tokens = tokenizer.fingerprint(), tokenizer.encode(images)
+    decoded = tokenizer.decode(tokens)
+    assert not decoded.requires_grad
+    assert tokenizer.fingerprint() == before
+    assert torch.equal(tokenizer.eval().encode(images), tokens)
+    assert torch.equal(tokenizer.decode(tokens), decoded)
+
+
+@over_quantizers
+def test_gradients_of_the_reconstruction_reach_encoder_and_decoder(quantizer):
+    tokenizer = build(quantizer)
+    tokenizer(pictures()).reconstruction.square().mean().backward()
+    for part in (tokenizer.encoder, tokenizer.decoder):
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in part.parameters())
+
+
+@over_stages
+def test_annealing_reaches_every_stage(stages):
+    tokenizer = build(stages=stages)
+    tokenizer.anneal(1.0)
+    taus = [tau for name, tau in tokenizer.state_dict().items() if name.endswith("tau")]
+    assert taus == [pytest.approx(0.1)] * stages
+
+
+@over_stages
+def test_encoder_and_decoder_start_alike_whatever_the_quantizer(stages):
+    starts = []
+    for quantizer in QUANTIZERS:
+        torch.manual_seed(7)
+        tokenizer = build(quantizer, stages=stages)
+        networks = {**tokenizer.encoder.state_dict(), **tokenizer.decoder.state_dict()}
+        starts.append((networks, torch.rand(4)))
+    for networks, numbers_drawn_next in starts[1:]:
+        torch.testing.assert_close(networks, starts[0][0], rtol=0, atol=0)
+        assert torch.equal(numbers_drawn_next, starts[0][1])
+
+
+def test_stages_start_apart():
+    tokenizer = build(stages=2)
+    first, second = (tokenizer.state_dict()[f"quantizer.stages.{i}.codebook"] for i in range(2))
+    assert not torch.equal(first, second)
+
+
+@over_quantizers
+@over_stages
+def test_saving_and_loading_keeps_every_bit(quantizer, stages, tmp_path):
+    tokenizer, images = build(quantizer, stages=stages), pictures()
+    train_a_step(tokenizer)
+    tokenizer.anneal(0.5)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = Tokenizer.from_pretrained(tmp_path)
+    assert same_weights(loaded, tokenizer)
+    assert loaded.settings == tokenizer.settings
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    tokens = tokenizer.encode(images)
+    assert torch.equal(loaded.encode(images), tokens)
+    assert torch.equal(loaded.decode(tokens), tokenizer.decode(tokens))
+    assert not loaded.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("quantizer", ["lgq", "fsq"])
+def test_other_precisions_are_used_and_kept(quantizer, dtype, tmp_path):
+    tokenizer, images = build(quantizer).to(dtype), pictures()
+    tokenizer.save_pretrained(tmp_path)
+    loaded = Tokenizer.from_pretrained(tmp_path)
+    assert same_weights(loaded, tokenizer)
+    assert loaded(images).reconstruction.dtype == dtype
+    assert loaded.decode(loaded.encode(images)).dtype == dtype
+
+
+def test_a_loaded_tokenizer_trains_on(saved):
+    tokenizer = Tokenizer.from_pretrained(str(saved))
+    before = tokenizer.fingerprint()
+    train_a_step(tokenizer)
+    assert tokenizer.fingerprint() != before
+
+
+def test_codes_that_wait_for_data_still_wait_after_loading(tmp_path):
+    build(quantizer_options={"init": "data"}).save_pretrained(tmp_path / "fresh")
+    waiting = Tokenizer.from_pretrained(tmp_path / "fresh")
+    assert waiting.quantizer.awaits_data
+    train_a_step(waiting)
+    waiting.save_pretrained(tmp_path / "started")
+    assert not Tokenizer.from_pretrained(tmp_path / "started").quantizer.awaits_data
+
+
+def test_a_loaded_tokenizer_does_not_depend_on_its_file(saved):
+    tokenizer = Tokenizer.from_pretrained(saved)
+    before, weights = tokenizer.fingerprint(), saved / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.write(bytes(weights.stat().st_size))
+    assert tokenizer.fingerprint() == before
+
+
+def test_loading_draws_no_random_numbers_of_the_caller(saved):
+    before = torch.get_rng_state()
+    Tokenizer.from_pretrained(saved)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@over_quantizers
+def test_fingerprint_changes_with_every_weight(quantizer):
+    tokenizer = build(quantizer, stages=2)
+    before, seen = tokenizer.fingerprint(), set()
+    tensors = [t for name, t in tokenizer.state_dict().items() if not name.endswith("_extra_state")]
+    for tensor in tensors:
+        old = tensor.clone()
+        tensor.view(-1)[-1] += 1
+        seen.add(tokenizer.fingerprint())
+        tensor.copy_(old)
+    assert len(seen - {before}) == len(tensors)
+    assert tokenizer.fingerprint() == before
+
+
+def test_fingerprint_changes_with_settings_that_leave_the_weights_alone():
+    backbones = [TINY, replace(TINY, checkpointing=True), replace(TINY, attention_heads=1)]
+    options = [{}, {"tau_end": 0.2}, {"score": "dot"}, {"hard_gradient": True}, {"peak_weight": 0.0}]
+    pairs = [(backbone, chosen) for backbone in backbones for chosen in options]
+    tokenizers = [Tokenizer(backbone, "lgq", SIZE, quantizer_options=chosen) for backbone, chosen in pairs]
+    for tokenizer in tokenizers:
+        tokenizer.load_state_dict(tokenizers[0].state_dict())
+    assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == len(tokenizers)
+
+
+def test_fingerprint_tells_quantizers_of_equal_weights_apart():
+    one, other = build("vq"), build("rotvq")
+    other.load_state_dict(one.state_dict())
+    assert one.fingerprint() != other.fingerprint()
+
+
+def test_fingerprint_changes_with_precision():
+    assert build().to(torch.float64).fingerprint() != build().fingerprint()
+
+
+def test_fingerprint_changes_with_nothing_else():
+    tokenizer = build(stages=2)
+    explicit = build(stages=2, quantizer_options={"tau_start": 1.0, "seed": 0})
+    explicit.load_state_dict(tokenizer.state_dict())
+    before = tokenizer.fingerprint()
+    assert len(before) == 64
+    assert explicit.fingerprint() == before
+    assert copy.deepcopy(tokenizer).eval().requires_grad_(False).fingerprint() == before
+    assert tokenizer.to(memory_format=torch.channels_last).fingerprint() == before
+
+
+def test_fingerprint_stays_the_same_from_version_to_version():
+    """If this fails, tokens on people's disks no longer belong to the tokenizers that made them."""
+    tokenizer = build(quantizer_options={"tau_end": 0.25})
+    for tensor in (*tokenizer.parameters(), *tokenizer.buffers()):
+        torch.nn.init.constant_(tensor, 0.5)
+    assert tokenizer.fingerprint() == "d70f156193ff25b9ac1f6a6b945e061be11f1092db79d3ce6e04bd7d5150ed71"
+
+
+def test_a_saved_directory_holds_settings_weights_and_a_card(saved):
+    assert {file.name for file in saved.iterdir()} == {"config.json", "model.safetensors", "README.md"}
+    assert json.loads((saved / "config.json").read_text()) == build().settings
+    assert build().settings["quantizer_options"]["tau_end"] == 0.1, "defaults are written out"
+
+
+def test_the_card_names_license_configuration_and_how_to_load(saved):
+    card = ModelCard.load(saved / "README.md")
+    assert card.data.license == "mit"
+    assert card.data.library_name == "lgq"
+    assert "Tokenizer.from_pretrained(" in card.text
+    _, block = card.text.split("```json")
+    assert json.loads(block.split("```")[0]) == build().settings
+
+
+def test_saving_again_keeps_an_edited_card_and_replaces_the_rest(saved):
+    (saved / "README.md").write_text("my own words")
+    other = build("fsq")
+    other.save_pretrained(saved)
+    assert (saved / "README.md").read_text() == "my own words"
+    assert Tokenizer.from_pretrained(saved).fingerprint() == other.fingerprint()
+
+
+def test_a_directory_is_saved_and_loaded_without_the_network(calls_to_the_network, tmp_path):
+    build().save_pretrained(tmp_path / "mine")
+    Tokenizer.from_pretrained(tmp_path / "mine")
+    Tokenizer.from_pretrained(str(tmp_path / "mine"))
+    assert calls_to_the_network == []
+
+
+@pytest.mark.parametrize("missing", ["nowhere", "./nowhere", "runs/nowhere", "a/b/c", Path("a/b")])
+def test_a_missing_directory_is_named_without_the_network(
+    missing, calls_to_the_network, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(TokenizerError, match=f"no directory {missing}: .* save_pretrained"):
+        Tokenizer.from_pretrained(missing)
+    assert calls_to_the_network == []
+
+
+def test_the_hub_is_asked_for_both_files(saved, monkeypatch):
+    asked: list[dict[str, Any]] = []
+
+    def download(**request: Any) -> str:
+        asked.append(request)
+        return str(saved / request["filename"])
+
+    monkeypatch.setattr("lgq.tokenizer.hf_hub_download", download)
+    loaded = Tokenizer.from_pretrained("owner/name", revision="v1", token="secret", local_files_only=True)
+    assert loaded.settings == build().settings
+    assert [request["filename"] for request in asked] == ["model.safetensors", "config.json"]
+    for request in asked:
+        assert request["repo_id"] == "owner/name"
+        assert (request["revision"], request["token"], request["local_files_only"]) == ("v1", "secret", True)
+
+
+def test_what_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
+    asked: list[str] = []
+
+    def download(**request: Any) -> str:
+        asked.append(request["filename"])
+        raise LocalEntryNotFoundError("no\n\nconnection")
+
+    monkeypatch.setattr("lgq.tokenizer.hf_hub_download", download)
+    with pytest.raises(TokenizerError, match=r"no directory owner/name, and .* gave no .*: no connection"):
+        Tokenizer.from_pretrained("owner/name")
+    assert asked == ["model.safetensors"], "and never pickled weights in its place"
+
+
+class Trap:
+    """Unpickling this leaves a file behind."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("dump", [pickle.dump, torch.save])
+def test_nothing_is_ever_unpickled(name, dump, saved):
+    (saved / "model.safetensors").unlink()
+    with (saved / name).open("wb") as file:
+        dump(Trap(saved / "sprung"), file)
+    with pytest.raises(TokenizerError, match=r"model\.safetensors"):
+        Tokenizer.from_pretrained(saved)
+    assert not (saved / "sprung").exists()
+    with (saved / name).open("rb") as file:
+        pickle.load(file) if dump is pickle.dump else torch.load(file, weights_only=False)
+    assert (saved / "sprung").exists(), "the trap works"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(name, saved):
+    (saved / name).unlink()
+    with pytest.raises(TokenizerError, match=f"mine has no {name}: save_pretrained writes one"):
+        Tokenizer.from_pretrained(saved)
+
+
+def test_the_directory_of_a_run_points_to_its_best_tokenizer(saved):
+    build().save_pretrained(saved.parent / "best")
+    (saved.parent / "config.json").write_text('{"steps": 3}')
+    with pytest.raises(TokenizerError, match=r"has no model\.safetensors: did you mean .*best\?"):
+        Tokenizer.from_pretrained(saved.parent)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_truncated_weights_are_refused(share, saved):
+    weights = saved / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(TokenizerError, match=r"model\.safetensors is damaged or cut short .* copy it again"):
+        Tokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("encoder.stem.bias"), r"encoder\.stem\.bias .* nothing, not numbers"),
+        (lambda t: t.update(ghost=torch.zeros(2)), r"ghost .* numbers of shape \(2,\), not nothing"),
+        (
+            lambda t: t.update({"quantizer.codebook": torch.zeros(32, 8)}),
+            r"quantizer\.codebook .* shape \(32, 8\), not numbers of shape \(64, 8\)",
+        ),
+        (
+            lambda t: t.update({"encoder.stem.bias": torch.zeros(8, dtype=torch.int64)}),
+            r"encoder\.stem\.bias it holds torch\.int64",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(change, message, saved):
+    tensors = load_file(saved / "model.safetensors")
+    change(tensors)
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(TokenizerError, match=rf"model\.safetensors does not fit config\.json .*{message}"):
+        Tokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("flavour", 1, "unknown field 'flavour': known are backbone, quantizer"),
+        ("backbone", 3, "backbone must be an object .*, got 3"),
+        ("backbone.width", 3, "unknown field 'backbone.width': did you mean 'widths'?"),
+        ("backbone.blocks", "two", "backbone.blocks must be a whole number, got 'two'"),
+        ("backbone.checkpointing", 1, "backbone.checkpointing must be true or false, got 1"),
+        ("backbone.widths", [8, "x"], r"backbone.widths\[1\] must be a whole number, got 'x'"),
+        ("backbone.groups", 5, "groups must divide widths, got 5"),
+        ("quantizer", "lqg", "unknown quantizer 'lqg': choose from lgq, ibq"),
+        ("codebook_size", 64.5, "codebook_size must be a whole number, got 64.5"),
+        ("codebook_size", 0, "codebook_size must be at least 1, got 0"),
+        ("stages", True, "stages must be a whole number, got True"),
+        ("stages", 0, "stages must be at least 1, got 0"),
+        ("quantizer_options", 3, "quantizer_options must be an object .*, got 3"),
+        ("quantizer_options.tua_end", 1, "'quantizer_options.tua_end': did you mean 'tau_end'?"),
+        ("quantizer_options.channel_dim", 1, "unknown field 'quantizer_options.channel_dim'"),
+        ("quantizer_options.tau_end", "cold", "quantizer_options.tau_end must be a number, got 'cold'"),
+        ("quantizer_options.score", "l3", "quantizer_options.score must be 'l2' or 'dot', got 'l3'"),
+        ("quantizer_options.tau_end", -1.0, "tau_end must be positive and finite, got -1.0"),
+    ],
+)
+def test_wrong_settings_are_named(path, value, message, saved):
+    file = saved / "config.json"
+    settings = json.loads(file.read_text())
+    *groups, name = path.split(".")
+    (settings[groups[0]] if groups else settings)[name] = value
+    file.write_text(json.dumps(settings))
+    with pytest.raises(TokenizerError, match=rf"config\.json describes no tokenizer .*{message}"):
+        Tokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00"])
+def test_a_configuration_that_is_no_json_object_is_refused(content, saved):
+    (saved / "config.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"config\.json describes no tokenizer"):
+        Tokenizer.from_pretrained(saved)
+
+
+def test_settings_that_the_file_leaves_out_take_their_defaults(saved):
+    settings = json.loads((saved / "config.json").read_text())
+    del settings["stages"], settings["quantizer_options"], settings["backbone"]["checkpointing"]
+    (saved / "config.json").write_text(json.dumps(settings))
+    assert Tokenizer.from_pretrained(saved).settings == build().settings
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "options"), [("fsq", {"levels": (4, 16)}), ("vq", {"restart_below": 0.5, "init": "kmeans"})]
+)
+def test_options_of_every_kind_survive_saving(quantizer, options, tmp_path):
+    tokenizer = build(quantizer, quantizer_options=options)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = Tokenizer.from_pretrained(tmp_path)
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    written = json.loads(json.dumps(options))
+    assert loaded.settings["quantizer_options"] | written == loaded.settings["quantizer_options"]
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(3, 8, 8), r"\(b, 3, h, w\), got shape \(3, 8, 8\)"),
+        (torch.zeros(1, 1, 8, 8), r"RGB .* got shape \(1, 1, 8, 8\)"),
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), r"float in \[-1, 1\], got torch.uint8"),
+        (torch.zeros(1, 3, 8, 10), "multiples of 4, got 8 x 10"),
+    ],
+)
+@pytest.mark.parametrize("method", ["encode", "forward"])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_no_image_is_refused(images, message, method):
+    with pytest.raises(ValueError, match=message):
+        getattr(build(), method)(images)
+
+
+@pytest.mark.parametrize(
+    ("stages", "shape", "message"),
+    [
+        (1, (4, 4), r"\(b, h, w\), got \(4, 4\)"),
+        (1, (1, 4, 4, 1), r"\(b, h, w\), got \(1, 4, 4, 1\)"),
+        (1, (1, 0, 4), r"\(b, h, w\), got \(1, 0, 4\)"),
+        (2, (1, 4, 4), r"\(b, h, w, 1 to 2 stages\), got \(1, 4, 4\)"),
+        (2, (1, 4, 4, 3), r"\(b, h, w, 1 to 2 stages\), got \(1, 4, 4, 3\)"),
+        (2, (1, 4, 4, 0), r"\(b, h, w, 1 to 2 stages\), got \(1, 4, 4, 0\)"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_tokens_of_another_shape_are_refused(stages, shape, message):
+    with pytest.raises(TokenizerError, match=message):
+        build(stages=stages).decode(torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_tokens_that_are_no_integers_are_refused(dtype):
+    with pytest.raises(TokenizerError, match=f"must be integers, got {dtype}"):
+        build().decode(torch.zeros(1, 2, 2, dtype=dtype))
+
+
+@over_quantizers
+def test_tokens_beyond_the_codebook_are_refused(quantizer):
+    with pytest.raises(ValueError, match=r"index 64 is outside 0\.\.63"):
+        build(quantizer).decode(torch.full((1, 2, 2), SIZE))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_tokens_of_narrow_integers_decode_alike(dtype):
+    tokenizer = build()
+    tokens = tokenizer.encode(pictures())
+    assert torch.equal(tokenizer.decode(tokens.to(dtype)), tokenizer.decode(tokens))
+
+
+@over_stages
+def test_an_empty_batch_gives_an_empty_batch(stages):
+    tokenizer = build(stages=stages)
+    tokens = tokenizer.encode(torch.empty(0, 3, 8, 12))
+    assert tokens.shape == (0, 2, 3) + (stages,) * (stages > 1)
+    assert tokenizer.decode(tokens).shape == (0, 3, 8, 12)
+
+
+@pytest.mark.parametrize("quantizer", ["lgq", "fsq"])
+def test_channels_last_changes_no_value_and_each_format_stays(quantizer):
+    tokenizer, images = build(quantizer), pictures(16, 16)
+    tokens, plain = tokenizer.encode(images), tokenizer(images).reconstruction
+    decoded = tokenizer.decode(tokens)
+    tokenizer = tokenizer.to(memory_format=torch.channels_last)
+    last = tokenizer(images.to(memory_format=torch.channels_last)).reconstruction
+    assert torch.equal(tokenizer.encode(images), tokens)
+    torch.testing.assert_close(last, plain)
+    torch.testing.assert_close(tokenizer.decode(tokens), decoded)
+    assert plain.is_contiguous()
+    assert decoded.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert tokenizer.decode(tokens).is_contiguous(memory_format=torch.channels_last)
+
+
+@over_quantizers
+def test_bf16_autocast_trains_and_its_tokens_decode(quantizer):
+    tokenizer, images = build(quantizer), pictures()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tokenizer(images)
+        tokens = tokenizer.encode(images)
+        decoded = tokenizer.decode(tokens)
+    assert out.reconstruction.dtype == decoded.dtype == torch.bfloat16
+    assert torch.equal(tokens, out.quantized.indices)
+    torch.testing.assert_close(decoded.float(), tokenizer.decode(tokens), atol=0.05, rtol=0.05)
+    (out.reconstruction.float().square().mean() + out.quantized.loss).backward()
+    assert all(p.grad.isfinite().all() for p in tokenizer.encoder.parameters())
+
+
+@pytest.mark.parametrize("quantizer", ["lgq", "vq"])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiles_into_one_graph(quantizer):
+    tokenizer, images = build(quantizer), pictures()
+    twin = copy.deepcopy(tokenizer)
+    # aot_eager traces both passes as inductor does, and spares the test its C++ compiler.
+    out = torch.compile(twin, fullgraph=True, backend="aot_eager")(images)
+    expected = tokenizer(images)
+    torch.testing.assert_close(out.reconstruction, expected.reconstruction)
+    assert torch.equal(out.quantized.indices, expected.quantized.indices)
+    for result in (out, expected):
+        (result.reconstruction.square().mean() + result.quantized.loss).backward()
+    torch.testing.assert_close(twin.encoder.stem.weight.grad, tokenizer.encoder.stem.weight.grad)

@@ -1,0 +1,125 @@
+"""A disk that fails, a process that is killed or a machine that loses power, at a chosen system call."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CALLS = ("open", "write", "fsync", "close", "rename", "replace", "mkdir", "unlink", "rmdir")
+REAL = {name: getattr(os, name) for name in CALLS}
+FAULTS = ("error", "full from then on", "killed", "killed in a write", "power cut")
+
+
+class Killed(BaseException):
+    """The process is gone: whatever tries to run after this, nothing reaches the disk."""
+
+
+class FaultyDisk:
+    """Counts the system calls, and makes one of them the fault."""
+
+    def __init__(self, fault: str | None = None, at: int = -1):
+        self.fault, self.at = fault, at
+        self.calls: list[str] = []
+        self._unsynced = Unsynced()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in CALLS:
+                patch.setattr(os, name, self._wrapped(name))
+            with suppress(Killed):
+                yield
+        if self.fault == "power cut":
+            self._unsynced.lose()
+
+    def _wrapped(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if name == "close":  # or the test would run out of descriptors; shutil tries twice
+                with suppress(OSError):
+                    REAL["close"](*args)
+            if self.fault and len(self.calls) > self.at:
+                self._fail(name, args)
+            overwritten = _content(Path(args[1])) if name == "replace" else None
+            # A real sync is slow, and no test can see what it does.
+            result = None if name in ("close", "fsync") else REAL[name](*args, **kwargs)
+            self._unsynced.note(name, args, result, overwritten)
+            return result
+
+        return call
+
+    def _fail(self, name: str, args: tuple[Any, ...]) -> None:
+        first = len(self.calls) == self.at + 1
+        if self.fault == "full from then on" or (self.fault == "error" and first):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.fault == "killed in a write" and first and name == "write":
+            REAL["write"](args[0], args[1][: len(args[1]) // 2])
+        if self.fault != "error":
+            raise Killed
+
+
+class Unsynced:
+    """What a power cut may take: contents, new names and renames since the last fsync of each.
+
+    Removals are never taken back, so this is the worst order in which a disk could have done things.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[int, Path] = {}
+        self._contents: set[Path] = set()
+        self._names: set[Path] = set()
+        self._renames: list[tuple[Path, Path, bytes | None]] = []
+
+    def note(self, name: str, args: tuple[Any, ...], result: Any, overwritten: bytes | None) -> None:
+        if name == "open":
+            self._paths[result] = Path(args[0])
+        if name == "mkdir" or (name == "open" and args[1] & os.O_CREAT):
+            self._names.add(Path(args[0]))
+        if name == "write":
+            self._contents.add(self._paths[args[0]])
+        if name == "fsync":
+            self._synced(self._paths[args[0]])
+        if name in ("rename", "replace"):
+            self._renamed(Path(args[0]), Path(args[1]), overwritten)
+
+    def _synced(self, path: Path) -> None:
+        self._contents.discard(path)
+        self._names = {name for name in self._names if name.parent != path}
+        self._renames = [rename for rename in self._renames if rename[1].parent != path]
+
+    def _renamed(self, old: Path, new: Path, overwritten: bytes | None) -> None:
+        def moved(path: Path) -> Path:
+            return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+        self._contents = set(map(moved, self._contents))
+        self._names = set(map(moved, self._names))
+        self._renames.append((old, new, overwritten))
+
+    def lose(self) -> None:
+        for path in filter(Path.exists, self._contents):
+            os.truncate(path, 0)
+        for path in filter(Path.exists, self._names):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for old, new, overwritten in reversed(self._renames):
+            if new.exists() and not old.exists():
+                os.rename(new, old)
+            if overwritten is not None:
+                new.write_bytes(overwritten)
+
+
+def disks_with(fault: str, calls: list[str]) -> list[FaultyDisk]:
+    """One disk for each of the calls that a task makes on a healthy disk, with the fault at that call.
+
+    The last one has it right after the task, when what was promised to be durable must be.
+    """
+    torn = fault == "killed in a write"
+    return [FaultyDisk(fault, at) for at, name in enumerate([*calls, "end"]) if name == "write" or not torn]
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None

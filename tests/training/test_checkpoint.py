@@ -1,0 +1,511 @@
+"""A run never loses more than what came after its last good checkpoint, and never loads a damaged one."""
+
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from faulty_disk import FAULTS, FaultyDisk, disks_with
+from identity import assert_identical
+from torch import nn
+
+from lgq.training import checkpoint
+from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest, verify
+from lgq.training.files import sealed_json
+from lgq.training.state import capture_random_state
+
+FILES = ("state.safetensors", "state.json", "manifest.json")
+
+
+def state_of(step: int, version: str = "first") -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "step": step,
+        "version": version,
+        "model/a.b": {"weight": torch.randn(4, 3, generator=generator), "tau": torch.tensor(0.5)},
+        "random": generator.get_state(),
+        "best": (float("inf"), None),
+    }
+
+
+def save_all(directory: Path, *steps: int, keep: int = 9) -> Checkpoints:
+    checkpoints = Checkpoints(directory, keep=keep)
+    for step in steps:
+        checkpoints.save(step, state_of(step))
+    return checkpoints
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def assert_latest_is(directory: Path, step: int, version: str = "first") -> None:
+    latest = Checkpoints(directory).latest()
+    assert latest is not None
+    assert latest.name.removesuffix(".replaced") == f"step-{step:06d}"
+    assert_identical(Checkpoints(directory).load(latest), state_of(step, version))
+
+
+def test_a_checkpoint_holds_what_its_manifest_says(tmp_path):
+    path = Checkpoints(tmp_path / "checkpoints").save(123, state_of(123))
+    assert path == tmp_path / "checkpoints" / "step-000123"
+    assert names(path) == sorted(FILES)
+    manifest = read_manifest(path)
+    assert (manifest.format_version, manifest.step, manifest.world_size) == (1, 123, 1)
+    assert manifest.files["state.json"].size == (path / "state.json").stat().st_size
+    assert set(manifest.files) == {"state.safetensors", "state.json"}
+    assert verify(path) == manifest
+
+
+def test_a_training_state_comes_back_bit_for_bit(tmp_path):
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "ema": {name: value.bfloat16() for name, value in model.state_dict().items()},
+        "optimizer": optimizer.state_dict(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+        "random": capture_random_state(),
+        "position": 2**40,
+        "best": {"rfid": float("nan")},
+    }
+    checkpoints = Checkpoints(tmp_path)
+    assert_identical(checkpoints.load(checkpoints.save(1, state)), state)
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert Checkpoints(tmp_path / "none").latest() is None
+    assert Checkpoints(tmp_path).latest() is None
+
+
+def test_the_newest_is_the_one_with_most_steps(tmp_path):
+    save_all(tmp_path, 999_999, 1_000_000, 5)
+    assert_latest_is(tmp_path, 1_000_000)
+
+
+def test_only_the_newest_stay(tmp_path):
+    save_all(tmp_path, 1, 2, 3, 4, 5, keep=2)
+    assert names(tmp_path) == ["step-000004", "step-000005"]
+
+
+def test_damaged_ones_do_not_count_among_those_that_stay(tmp_path):
+    checkpoints = save_all(tmp_path, 1, 2, 3, keep=3)
+    flip_bit(tmp_path / "step-000002" / "state.safetensors", 500)
+    flip_bit(tmp_path / "step-000003" / "manifest.json", 50)
+    Checkpoints(tmp_path, keep=2).save(4, state_of(4))
+    shutil.rmtree(tmp_path / "step-000004")
+    assert checkpoints.latest() == tmp_path / "step-000001"
+
+
+def test_a_checkpoint_is_not_removed_for_damaged_ones_of_later_steps(tmp_path):
+    save_all(tmp_path, 1, 2, 3)
+    for step in (2, 3):
+        flip_bit(tmp_path / f"step-{step:06d}" / "state.json", 9)
+    Checkpoints(tmp_path, keep=1).save(1, state_of(1, "again"))
+    assert_latest_is(tmp_path, 1, "again")
+
+
+def test_the_same_step_saved_twice_is_the_second(tmp_path):
+    save_all(tmp_path, 1, 2)
+    Checkpoints(tmp_path).save(2, state_of(2, "second"))
+    assert_latest_is(tmp_path, 2, "second")
+    assert names(tmp_path) == ["step-000001", "step-000002"]
+
+
+def test_files_of_others_stay(tmp_path):
+    for name in ("notes.txt", "step-12", "step-000001-mine", "old.partial"):
+        (tmp_path / name).mkdir()
+    save_all(tmp_path, 1, 2, 3, keep=1)
+    assert names(tmp_path) == ["notes.txt", "old.partial", "step-000001-mine", "step-000003", "step-12"]
+
+
+class Scenario(NamedTuple):
+    before: tuple[int, ...]
+    save: int
+    keep: int
+
+
+SCENARIOS = {
+    "the first one": Scenario((), 1, 1),
+    "one that makes the last one go": Scenario((1,), 2, 1),
+    "one among several": Scenario((1, 2, 3), 4, 2),
+    "the only one again": Scenario((1,), 1, 1),
+    "after killed writes": Scenario((1, 2), 3, 2),
+}
+
+
+@pytest.fixture
+def quick_path(tmp_path) -> Iterator[Path]:
+    """In memory where possible, for tests that remove many directories, which takes a disk milliseconds."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as path:
+        yield Path(path)
+
+
+@pytest.fixture(params=SCENARIOS)
+def scenario(request, quick_path) -> Scenario:
+    """With the checkpoints that were there before in `template`."""
+    chosen = SCENARIOS[request.param]
+    template = quick_path / "template"
+    template.mkdir()
+    save_all(template, *chosen.before)
+    if request.param == "after killed writes":
+        for name in ("step-000003.partial", "step-000002.replaced", "step-000001.replaced.removed"):
+            shutil.copytree(template / "step-000002", template / name)
+            (template / name / "state.json").unlink()
+    return chosen
+
+
+def attempt(scenario: Scenario, folder: Path, disk: FaultyDisk) -> bool:
+    """Save on a faulty disk; did it say that it succeeded?"""
+    directory = folder / "run"
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(folder / "template", directory)
+    done = False
+    with disk.in_use():
+        try:
+            Checkpoints(directory, keep=scenario.keep).save(scenario.save, state_of(scenario.save, "new"))
+            done = True
+        except CheckpointError as error:
+            assert_clear(error)
+            assert disk.fault != "error" or not list(directory.glob("*.partial"))
+    return done
+
+
+def assert_clear(error: CheckpointError) -> None:
+    assert "No space left on device; earlier checkpoints are untouched" in str(error)
+
+
+def assert_nothing_lost(scenario: Scenario, directory: Path, *, done: bool) -> None:
+    latest = Checkpoints(directory).latest()
+    if latest is None:
+        assert not scenario.before
+        assert not done
+        return
+    version = Checkpoints(directory).load(latest)["version"]
+    if version == "new":
+        assert_latest_is(directory, scenario.save, "new")
+    else:
+        assert not done
+        assert_latest_is(directory, max(scenario.before))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_fault_of_any_system_call_loses_a_checkpoint(scenario, fault, quick_path, caplog):
+    healthy = FaultyDisk()
+    assert attempt(scenario, quick_path, healthy)
+    assert len(healthy.calls) > 25
+    for disk in disks_with(fault, healthy.calls):
+        done = attempt(scenario, quick_path, disk)
+        assert_nothing_lost(scenario, quick_path / "run", done=done)
+        with FaultyDisk().in_use():
+            save_all(quick_path / "run", 9, keep=1)
+        assert names(quick_path / "run") == ["step-000009"], disk.at
+
+
+def test_the_faults_would_find_a_removal_that_comes_too_early(quick_path, monkeypatch):
+    save_all(quick_path / "template", 1)
+
+    def too_early(self: Checkpoints, partial: Path) -> None:
+        shutil.rmtree(self.directory / "step-000001")
+        os.mkdir(partial)
+
+    monkeypatch.setattr(Checkpoints, "_begin", too_early)
+    scenario = Scenario((1,), 2, 1)
+    attempt(scenario, quick_path, FaultyDisk("killed", 12))
+    with pytest.raises(AssertionError):
+        assert_nothing_lost(scenario, quick_path / "run", done=False)
+
+
+def test_the_faults_would_find_a_missing_sync(quick_path, monkeypatch):
+    save_all(quick_path / "template", 1)
+    monkeypatch.setattr("lgq.training.files._sync", lambda path: None)
+    scenario = Scenario((1,), 2, 1)
+    healthy = FaultyDisk()
+    attempt(scenario, quick_path, healthy)
+    attempt(scenario, quick_path, FaultyDisk("power cut", len(healthy.calls) - 1))
+    with pytest.raises(AssertionError):
+        assert_nothing_lost(scenario, quick_path / "run", done=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_no_real_kill_loses_a_checkpoint(tmp_path):
+    save_all(tmp_path, 1)
+    for delay in range(12):
+        before = Checkpoints(tmp_path).latest()
+        killed_while_saving(tmp_path, read_manifest(before).step + 1, delay / 1000)
+        latest = Checkpoints(tmp_path).latest()
+        assert read_manifest(latest).step > read_manifest(before).step
+        assert_latest_is(tmp_path, read_manifest(latest).step)
+
+
+def killed_while_saving(directory: Path, first: int, delay: float) -> None:
+    """Save in another process, and kill it some time after its first checkpoint."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for step in range(first, first + 10**6):
+                Checkpoints(directory, keep=2).save(step, state_of(step))
+                os.write(theirs, b".")
+        finally:
+            os._exit(1)
+    os.read(ours, 1)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_a_real_limit_on_the_size_of_files_is_one_clear_sentence(tmp_path):
+    checkpoints = save_all(tmp_path, 1)
+    large = state_of(2) | {"large": torch.zeros(100_000)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"^cannot save .*step-000002: File too large; .*resume\.$"):
+            checkpoints.save(2, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == ["step-000001"]
+    assert_latest_is(tmp_path, 1)
+
+
+def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"^cannot save [^\n]*; free space or make it writable"):
+        Checkpoints(tmp_path / "file" / "checkpoints").save(1, state_of(1))
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_stop_a_run(tmp_path, monkeypatch, caplog):
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    save_all(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "remove_directory", refuse)
+    save_all(tmp_path, 2, keep=1)
+    assert "cannot remove old checkpoints" in caplog.text
+    assert_latest_is(tmp_path, 2)
+
+
+def test_a_state_that_cannot_be_stored_leaves_no_trace(tmp_path):
+    save_all(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"cannot store state\['model'\], which is a builtins.object"):
+        Checkpoints(tmp_path).save(2, {"model": object()})
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_a_disk_that_gives_back_other_bytes_is_noticed_at_once(tmp_path, monkeypatch):
+    save_all(tmp_path, 1)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(len(data))))
+    with pytest.raises(CheckpointError, match=r"state.safetensors has other bytes than were written"):
+        Checkpoints(tmp_path, keep=1).save(2, state_of(2))
+    monkeypatch.undo()
+    assert names(tmp_path) == ["step-000001"]
+    assert_latest_is(tmp_path, 1)
+
+
+def flip_bit(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte % len(data)] ^= 1 << byte % 8
+    path.write_bytes(data)
+
+
+def truncated(length: Callable[[int], int]) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, length(path.stat().st_size))
+
+
+def flipped(share: float) -> Callable[[Path], None]:
+    return lambda path: flip_bit(path, int(share * (path.stat().st_size - 1)))
+
+
+def replaced_by_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = {
+    "missing": Path.unlink,
+    "a directory": replaced_by_a_directory,
+    "empty": truncated(lambda size: 0),
+    "one byte": truncated(lambda size: 1),
+    "half": truncated(lambda size: size // 2),
+    "one byte short": truncated(lambda size: size - 1),
+    "one byte long": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    **{f"bit flipped at {share}": flipped(share) for share in (0, 0.1, 0.3, 0.5, 0.7, 0.9, 1)},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_never_accepted(tmp_path, caplog, name, damage):
+    save_all(tmp_path, 1, 2)
+    DAMAGES[damage](tmp_path / "step-000002" / name)
+    with pytest.raises(CheckpointError, match=rf"step-000002 is damaged: {name} (has|cannot be read)"):
+        Checkpoints(tmp_path).load(tmp_path / "step-000002")
+    with caplog.at_level(logging.WARNING):
+        assert_latest_is(tmp_path, 1)
+    assert f"step-000002 is damaged: {name}" in caplog.text
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_swapped_files_are_never_accepted(tmp_path, name):
+    save_all(tmp_path, 1, 2, 3)
+    swap(tmp_path / "step-000002" / name, tmp_path / "step-000003" / name)
+    assert_latest_is(tmp_path, 1)
+
+
+def test_swapped_checkpoints_are_never_accepted(tmp_path):
+    checkpoints = save_all(tmp_path, 1, 2, 3)
+    swap(tmp_path / "step-000002", tmp_path / "step-000003")
+    assert_latest_is(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="step-000003 is in truth of step 2: somebody renamed it"):
+        checkpoints.load(tmp_path / "step-000003")
+
+
+def swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def test_a_moved_checkpoint_can_be_loaded_by_its_path(tmp_path):
+    path = save_all(tmp_path, 7).latest()
+    shutil.copytree(path, tmp_path / "elsewhere")
+    assert_identical(Checkpoints(tmp_path).load(str(tmp_path / "elsewhere")), state_of(7))
+
+
+def test_every_checkpoint_damaged_is_none_and_each_is_reported(tmp_path, caplog):
+    save_all(tmp_path, 1, 2)
+    for step in (1, 2):
+        (tmp_path / f"step-{step:06d}" / "state.json").unlink()
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest() is None
+    assert [path.name for path in checkpoints.paths()] == ["step-000002", "step-000001"]
+    assert all(f"{path} is damaged" in caplog.text for path in checkpoints.paths())
+
+
+def test_a_later_format_is_refused_by_its_number(tmp_path):
+    path = Checkpoints(tmp_path).save(1, state_of(1))
+    content = json.loads((path / "manifest.json").read_bytes())
+    content.pop("checksum")
+    (path / "manifest.json").write_bytes(sealed_json(content | {"format_version": 2}))
+    with pytest.raises(CheckpointError, match="has format 2, this lgq reads format 1: use the lgq"):
+        Checkpoints(tmp_path).load(path)
+
+
+def test_a_rank_that_saved_nothing_is_refused(tmp_path):
+    path = Checkpoints(tmp_path).save(1, state_of(1))
+    with pytest.raises(CheckpointError, match="holds the states of ranks 0 to 0, not of rank 1: resume with"):
+        Checkpoints(tmp_path).load(path, rank=1)
+
+
+def test_impossible_settings_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep must be at least 1 checkpoint, got 0"):
+        Checkpoints(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="step must be 0 or more, got -1"):
+        Checkpoints(tmp_path).save(-1, {})
+
+
+def on_ranks(task: Callable[[int], None], folder: Path, count: int = 2) -> list[int]:
+    """Run a task on forked processes that know each other, and return their exit codes."""
+    meeting = folder / "meeting"
+    meeting.unlink(missing_ok=True)
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            run_rank(task, rank, count, meeting)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def run_rank(task: Callable[[int], None], rank: int, count: int, meeting: Path) -> None:
+    code = 1
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=count)
+        task(rank)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def rank_state(rank: int, step: int) -> dict[str, Any]:
+    return state_of(step) if rank == 0 else {"random": torch.full((3,), rank + step)}
+
+
+several_processes = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@several_processes
+def test_every_rank_gets_its_own_state_back(tmp_path):
+    def task(rank: int) -> None:
+        checkpoints = Checkpoints(tmp_path / "run", keep=1)
+        for step in (1, 2):
+            checkpoints.save(step, rank_state(rank, step))
+        latest = checkpoints.latest()
+        assert latest == tmp_path / "run" / "step-000002"
+        assert_identical(checkpoints.load(latest, rank), rank_state(rank, 2))
+
+    assert on_ranks(task, tmp_path, count=3) == [0, 0, 0]
+    assert names(tmp_path / "run") == ["step-000002"]
+    assert read_manifest(tmp_path / "run" / "step-000002").world_size == 3
+    assert "rank-0002.safetensors" in names(tmp_path / "run" / "step-000002")
+
+
+@several_processes
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_of_one_rank_is_a_failure_of_all(tmp_path, failing):
+    save_all(tmp_path / "run", 1)
+
+    def task(rank: int) -> None:
+        state = {"model": object()} if rank == failing else rank_state(rank, 2)
+        mine = "cannot store" if rank == failing else "1 other rank.* could not save"
+        with pytest.raises(ValueError, match=mine):
+            Checkpoints(tmp_path / "run").save(2, state)
+
+    assert on_ranks(task, tmp_path) == [0, 0]
+    assert names(tmp_path / "run") == ["step-000001"]
+
+
+@several_processes
+def test_a_rank_killed_before_its_part_is_written_leaves_no_checkpoint(tmp_path):
+    save_all(tmp_path / "run", 1)
+
+    def task(rank: int) -> None:
+        if rank == 1:
+            checkpoint.write_new_file = lambda path, data: os.kill(os.getpid(), signal.SIGKILL)
+        Checkpoints(tmp_path / "run").save(2, rank_state(rank, 2))
+
+    assert on_ranks(task, tmp_path)[1] == -signal.SIGKILL
+    assert_latest_is(tmp_path / "run", 1)
+    assert names(tmp_path / "run") == ["step-000001"]
+
+
+@several_processes
+@pytest.mark.parametrize("name", ["rank-0001.safetensors", "rank-0001.json"])
+def test_ranks_agree_to_skip_what_is_damaged_for_one_of_them(tmp_path, name):
+    def task(rank: int) -> None:
+        checkpoints = Checkpoints(tmp_path / "run")
+        for step in (1, 2):
+            checkpoints.save(step, rank_state(rank, step))
+        if rank == 0:
+            flip_bit(tmp_path / "run" / "step-000002" / name, 30)
+        assert checkpoints.latest() == tmp_path / "run" / "step-000001"
+
+    assert on_ranks(task, tmp_path) == [0, 0]

@@ -1,0 +1,356 @@
+"""Laws of the VQ-GAN objective."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lgq.models.discriminator import PatchDiscriminator
+from lgq.training.losses import (
+    Loss,
+    LossWeights,
+    Objective,
+    adaptive_gan_weight,
+    first_non_finite,
+    hinge_discriminator_loss,
+    hinge_generator_loss,
+)
+
+SHAPE = (2, 3, 16, 16)
+NOTHING = torch.zeros(())
+
+
+def squared_distance(images: Tensor, others: Tensor) -> Tensor:
+    return (images - others).square().mean((1, 2, 3))
+
+
+def discriminator() -> PatchDiscriminator:
+    return PatchDiscriminator(base_width=4, layers=1)
+
+
+def adversarial_objective(network: nn.Module, **weights) -> Objective:
+    return Objective(LossWeights(discriminator_start=0, lpips=0, **weights), discriminator=network)
+
+
+class MustNotRun(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        raise AssertionError("nobody should have called this network")
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(SHAPE) * 2 - 1
+
+
+@pytest.fixture
+def decoder() -> nn.Conv2d:
+    return nn.Conv2d(3, 3, 3, padding=1)
+
+
+# The pure formulas.
+
+
+def test_hinge_values_are_those_by_hand():
+    real, fake = torch.tensor([2.0, 0.5, -1.0, 1.0]), torch.tensor([-2.0, -0.5, 1.0, 0.5])
+    assert hinge_discriminator_loss(real, fake).item() == (0 + 0.5 + 2 + 0) / 4 + (0 + 0.5 + 2 + 1.5) / 4
+    assert hinge_generator_loss(fake).item() == (2 + 0.5 - 1 - 0.5) / 4
+
+
+def test_verdicts_beyond_the_margin_teach_the_discriminator_nothing():
+    real = torch.tensor([1.5, 0.5], requires_grad=True)
+    fake = torch.tensor([-1.5, -0.5], requires_grad=True)
+    hinge_discriminator_loss(real, fake).backward()
+    assert real.grad.tolist() == [0, -0.5]
+    assert fake.grad.tolist() == [0, 0.5]
+
+
+def test_adaptive_weight_is_the_ratio_of_gradient_norms():
+    layer = torch.randn(4, 3, requires_grad=True)
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    weight = adaptive_gan_weight((layer * a).sum(), (layer.square() * b).sum(), layer)
+    push = 2 * layer.detach().double().numpy() * b.double().numpy()
+    expected = np.linalg.norm(a.double().numpy()) / (np.linalg.norm(push) + 1e-6)
+    assert weight.item() == pytest.approx(expected, rel=1e-5)
+    assert not weight.requires_grad
+
+
+def test_adaptive_weight_has_its_offset_in_the_denominator():
+    layer = torch.ones(1, requires_grad=True)
+    weight = adaptive_gan_weight((layer * 1e-5).sum(), (layer * 3e-6).sum(), layer)
+    assert weight.item() == pytest.approx(1e-5 / 4e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize(("pull", "push", "expected"), [(1.0, 0.0, 1e4), (1e3, 1e-3, 1e4), (0.0, 1.0, 0.0)])
+def test_adaptive_weight_is_clamped(pull, push, expected):
+    layer = torch.ones(1, requires_grad=True)
+    assert adaptive_gan_weight((layer * pull).sum(), (layer * push).sum(), layer).item() == expected
+
+
+def test_adaptive_weight_leaves_the_graph_for_the_backward_pass():
+    layer = torch.ones(2, requires_grad=True)
+    reconstruction_loss, gan_loss = layer.square().sum(), layer.exp().sum()
+    adaptive_gan_weight(reconstruction_loss, gan_loss, layer)
+    assert layer.grad is None
+    (reconstruction_loss + gan_loss).backward()
+    torch.testing.assert_close(layer.grad, 2 * layer.detach() + layer.detach().exp())
+
+
+def test_adaptive_weight_of_a_stranger_layer_is_refused():
+    layer, stranger = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    with pytest.raises(ValueError, match="none there: pass the weight of the layer that made"):
+        adaptive_gan_weight(layer.sum(), layer.sum(), stranger)
+    with torch.no_grad(), pytest.raises(ValueError, match="with gradients on"):
+        adaptive_gan_weight(layer.sum(), layer.sum(), layer)
+
+
+def test_first_non_finite_names_the_culprit():
+    good, nan, inf = torch.tensor(1.0), torch.tensor(torch.nan), torch.tensor(-torch.inf)
+    assert first_non_finite({}) is None
+    assert first_non_finite({"l1": good, "gan": good}) is None
+    assert first_non_finite({"l1": good, "lpips": inf, "gan": nan}) == "lpips"
+    assert first_non_finite({"l1": nan, "lpips": inf}) == "l1"
+    assert first_non_finite({"l1": good, "histogram": torch.tensor([0, torch.nan])}) == "histogram"
+
+
+# The tokenizer's turn.
+
+
+def test_total_is_the_weighted_sum_of_the_plain_formulas(images):
+    weights = LossWeights(l1=0.7, lpips=1.3, gan=0.2, discriminator_start=5)
+    network = discriminator().eval()
+    objective = Objective(weights, perceptual=squared_distance, discriminator=network)
+    reconstruction = torch.randn(SHAPE)
+    loss = objective.tokenizer_loss(images, reconstruction, torch.tensor(0.31), step=5)
+
+    difference = images.double().numpy() - reconstruction.double().numpy()
+    expected = {
+        "quantizer": 0.31,
+        "l1": np.abs(difference).mean(),
+        "lpips": (difference**2).mean(),
+        "gan": -network(reconstruction).detach().double().numpy().mean(),
+        "gan_weight": 0.2,
+    }
+    assert {name: term.item() for name, term in loss.terms.items()} == pytest.approx(expected, rel=1e-5)
+    total = 0.31 + 0.7 * expected["l1"] + 1.3 * expected["lpips"] + 0.2 * expected["gan"]
+    assert loss.total.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_adaptive_weight_multiplies_that_of_the_settings(images, decoder):
+    weights = LossWeights(l1=0.7, lpips=1.3, gan=0.2, discriminator_start=0, adaptive_gan=True)
+    network = discriminator().eval()
+    parts = {"perceptual": squared_distance, "discriminator": network, "last_layer": decoder.weight}
+    reconstruction = decoder(images)
+    loss = Objective(weights, **parts).tokenizer_loss(images, reconstruction, NOTHING, step=0)
+
+    difference = images - reconstruction
+    distance = 0.7 * difference.abs().mean() + 1.3 * difference.square().mean()
+    (pull,) = torch.autograd.grad(distance, decoder.weight, retain_graph=True)
+    (push,) = torch.autograd.grad(-network(reconstruction).mean(), decoder.weight, retain_graph=True)
+    expected = 0.2 * pull.norm() / (push.norm() + 1e-6)
+    torch.testing.assert_close(loss.terms["gan_weight"], expected)
+    torch.testing.assert_close(loss.total, distance + expected * loss.terms["gan"])
+
+
+def test_a_last_layer_alone_makes_no_weight_adaptive(images, decoder):
+    weights = LossWeights(lpips=0, gan=0.25, discriminator_start=0)
+    objective = Objective(weights, discriminator=discriminator(), last_layer=decoder.weight)
+    loss = objective.tokenizer_loss(images, decoder(images), NOTHING, step=0)
+    assert loss.terms["gan_weight"].item() == 0.25
+
+
+def test_terms_are_detached_and_only_the_total_learns(images, decoder):
+    objective = adversarial_objective(discriminator())
+    quantizer_loss = torch.tensor(0.5, requires_grad=True)
+    loss = objective.tokenizer_loss(images, decoder(images), quantizer_loss, step=0)
+    assert loss.total.requires_grad
+    assert not any(term.requires_grad for term in loss.terms.values())
+    loss.total.backward()
+    assert quantizer_loss.grad.item() == 1
+
+
+def test_generator_term_reaches_the_reconstruction_but_not_the_discriminator(images):
+    network = discriminator()
+    reconstruction = torch.randn(SHAPE, requires_grad=True)
+    objective = adversarial_objective(network, l1=0, gan=0.5)
+    objective.tokenizer_loss(images, reconstruction, NOTHING, step=0).total.backward()
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+    twin = reconstruction.detach().clone().requires_grad_()
+    (-0.5 * network(twin).mean()).backward()
+    torch.testing.assert_close(reconstruction.grad, twin.grad)
+    assert reconstruction.grad.abs().sum() > 0
+
+
+def test_gradients_that_wait_in_the_discriminator_survive_the_tokenizers_turn(images):
+    network = discriminator()
+    objective = adversarial_objective(network)
+    reconstruction = torch.randn(SHAPE, requires_grad=True)
+    objective.discriminator_loss(images, reconstruction).total.backward()
+    before = [parameter.grad.clone() for parameter in network.parameters()]
+    objective.tokenizer_loss(images, reconstruction, NOTHING, step=0).total.backward()
+    assert all(torch.equal(p.grad, old) for p, old in zip(network.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_discriminator_learns_again_after_the_tokenizers_turn(images, fails):
+    network = MustNotRun() if fails else discriminator()
+    network.frozen, network.learning = nn.Parameter(torch.ones(1), False), nn.Parameter(torch.ones(1))
+    objective = adversarial_objective(network)
+    try:
+        objective.tokenizer_loss(images, images, NOTHING, step=0)
+    except AssertionError:
+        assert fails
+    assert [name for name, p in network.named_parameters() if not p.requires_grad] == ["frozen"]
+
+
+@pytest.mark.parametrize(("step", "joins"), [(0, False), (9, False), (10, True), (11, True)])
+def test_discriminator_joins_at_its_start(images, step, joins):
+    objective = Objective(LossWeights(lpips=0, discriminator_start=10), discriminator=discriminator())
+    terms = objective.tokenizer_loss(images, images, NOTHING, step=step).terms
+    assert objective.adversarial(step) is joins
+    assert list(terms) == ["quantizer", "l1"] + ["gan", "gan_weight"] * joins
+
+
+def test_before_its_start_the_discriminator_is_not_called(images):
+    weights = LossWeights(lpips=0, discriminator_start=10, adaptive_gan=True)
+    objective = Objective(weights, discriminator=MustNotRun(), last_layer=torch.ones(1))
+    objective.tokenizer_loss(images, images, NOTHING, step=9)
+    with pytest.raises(AssertionError, match="nobody"):
+        objective.tokenizer_loss(images, images, NOTHING, step=10)
+
+
+def test_networks_of_weight_zero_are_not_called(images):
+    def must_not_run(*_: Tensor) -> Tensor:
+        raise AssertionError
+
+    weights = LossWeights(lpips=0, gan=0, discriminator_start=0, adaptive_gan=True)
+    objective = Objective(weights, perceptual=must_not_run, discriminator=MustNotRun())
+    loss = objective.tokenizer_loss(images, images + 0.25, torch.tensor(1.0), step=0)
+    assert loss.total.item() == pytest.approx(1.25)
+    assert list(loss.terms) == ["quantizer", "l1"]
+    assert not objective.adversarial(10**9)
+
+
+def test_a_broken_reconstruction_is_told_from_a_broken_network(images):
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        return squared_distance(x, y) / 0
+
+    objective = Objective(LossWeights(gan=0), perceptual=broken)
+    loss = objective.tokenizer_loss(images, images + 1, NOTHING, step=0)
+    assert first_non_finite(loss.terms) == "lpips"
+    loss = objective.tokenizer_loss(images, images * torch.nan, NOTHING, step=0)
+    assert first_non_finite(loss.terms) == "l1"
+
+
+# The discriminator's turn.
+
+
+def test_discriminator_loss_is_the_hinge_of_its_verdicts(images):
+    network, reconstruction = discriminator(), torch.randn(SHAPE)
+    loss = adversarial_objective(network).discriminator_loss(images, reconstruction)
+    real, fake = (network(x).detach().double().numpy() for x in (images, reconstruction))
+    total = np.maximum(0, 1 - real).mean() + np.maximum(0, 1 + fake).mean()
+    expected = {"logits_real": real.mean(), "logits_fake": fake.mean(), "discriminator": total}
+    assert {name: term.item() for name, term in loss.terms.items()} == pytest.approx(expected, rel=1e-5)
+    assert loss.total.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_discriminator_loss_does_not_reach_the_decoder(images, decoder):
+    network = discriminator()
+    adversarial_objective(network).discriminator_loss(images, decoder(images)).total.backward()
+    assert all(parameter.grad is None for parameter in decoder.parameters())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in network.parameters() if parameter.ndim > 1)
+
+
+def test_steps_of_the_discriminator_tell_real_from_reconstructed(images):
+    network, reconstruction = discriminator(), images.mean((2, 3), keepdim=True).expand(SHAPE)
+    objective = adversarial_objective(network)
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    for _ in range(10):
+        loss = objective.discriminator_loss(images, reconstruction)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    assert loss.terms["logits_real"] > 0 > loss.terms["logits_fake"]
+
+
+# Precision.
+
+
+def losses_of(images: Tensor, reconstruction: Tensor) -> list[Loss]:
+    torch.manual_seed(0)
+    weights = LossWeights(discriminator_start=0)
+    network = discriminator().to(torch.promote_types(images.dtype, torch.float32))
+    objective = Objective(weights, perceptual=squared_distance, discriminator=network)
+    tokenizer = objective.tokenizer_loss(images, reconstruction, images.new_ones(()), step=0)
+    return [tokenizer, objective.discriminator_loss(images, reconstruction)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_losses_are_float32_at_least(images, dtype):
+    expected = torch.promote_types(dtype, torch.float32)
+    for loss in losses_of(images.to(dtype), torch.randn(SHAPE).to(dtype)):
+        assert {tensor.dtype for tensor in (loss.total, *loss.terms.values())} == {expected}
+
+
+def test_half_precision_input_loses_nothing_more(images):
+    rough, reconstruction = images.bfloat16(), torch.randn(SHAPE).bfloat16()
+    for loss, exact in zip(
+        losses_of(rough, reconstruction), losses_of(rough.float(), reconstruction.float()), strict=True
+    ):
+        assert loss.terms == exact.terms
+
+
+def test_under_autocast_the_losses_are_float32_and_gradients_flow(images, decoder):
+    objective = adversarial_objective(discriminator())
+    with torch.autocast("cpu", torch.bfloat16):
+        reconstruction = decoder(images)
+        assert reconstruction.dtype == torch.bfloat16
+        loss = objective.tokenizer_loss(images, reconstruction, NOTHING, step=0)
+        other = objective.discriminator_loss(images, reconstruction)
+    assert {t.dtype for t in (*loss.terms.values(), *other.terms.values())} == {torch.float32}
+    loss.total.backward()
+    assert decoder.weight.grad.abs().sum() > 0
+    expected = (images - reconstruction.float()).abs().mean().item()
+    assert loss.terms["l1"].item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("logits", [torch.full((3000,), 1.01), torch.full((3000,), 100.0)])
+def test_a_mean_over_many_half_precision_logits_is_exact(logits):
+    rough = logits.bfloat16()
+    value = rough[0].item()
+    assert hinge_generator_loss(rough).item() == pytest.approx(-value, rel=1e-6)
+    assert hinge_discriminator_loss(-rough, rough).item() == pytest.approx(2 + 2 * value, rel=1e-6)
+
+
+# Refusals.
+
+
+def test_a_weighted_term_without_its_part_is_refused():
+    with pytest.raises(ValueError, match=r"lpips=1\.0 needs a perceptual network: .* set lpips=0"):
+        Objective(LossWeights(gan=0))
+    with pytest.raises(ValueError, match=r"gan=0\.1 needs a discriminator: .* set gan=0"):
+        Objective(LossWeights(lpips=0))
+    with pytest.raises(ValueError, match="adaptive_gan=True needs last_layer"):
+        Objective(LossWeights(lpips=0, adaptive_gan=True), discriminator=discriminator())
+
+
+@pytest.mark.parametrize("name", ["l1", "lpips", "gan", "discriminator_start"])
+def test_negative_weights_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
+        LossWeights(**{name: -1})
+
+
+def test_a_discriminator_loss_without_discriminator_is_refused(images):
+    with pytest.raises(ValueError, match="gan=0 no discriminator takes part"):
+        Objective(LossWeights(lpips=0, gan=0)).discriminator_loss(images, images)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_reconstruction_of_another_shape_is_refused(images):
+    objective = adversarial_objective(discriminator())
+    for other in (images[:1], images[..., :1]):
+        with pytest.raises(ValueError, match=r"got \(.*\) for \(2, 3, 16, 16\)"):
+            objective.tokenizer_loss(images, other, NOTHING, step=0)
+        with pytest.raises(ValueError, match="shape of its images"):
+            objective.discriminator_loss(images, other)
