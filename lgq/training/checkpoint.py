@@ -23,8 +23,8 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 
-from lgq.distributed import broadcast_from_first, sum_over_ranks, world_size
-from lgq.training.files import (
+from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
+from lgq.files import (
     DamagedFileError,
     Fingerprint,
     beside,
@@ -81,7 +81,7 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """The newest checkpoint that verifies, the same on every rank; logs what is wrong with newer ones."""
         whole = (path for path in self.paths() if _is_whole(path))
-        return self._as_on_first_rank(next(whole, None) if _rank() == 0 else None)
+        return self._as_on_first_rank(next(whole, None) if rank() == 0 else None)
 
     def load(self, path: str | Path, rank: int = 0) -> Any:
         """The state that a rank saved, bit for bit, with all tensors on the CPU."""
@@ -105,7 +105,7 @@ class Checkpoints:
     def _save(self, final: Path, state: Any) -> None:
         partial = beside(final, "partial")
         own: dict[str, Fingerprint] = {}
-        with removed_on_failure(partial) if _rank() == 0 else nullcontext():
+        with removed_on_failure(partial) if rank() == 0 else nullcontext():
             _on_first_rank(lambda: self._begin(partial))
             _on_every_rank(lambda: own.update(_write_part(partial, state)))
             _on_first_rank(lambda: self._commit(partial, final, own))
@@ -213,7 +213,7 @@ def _damage_named(path: Path, name: str) -> Iterator[None]:
 def _write_part(partial: Path, state: Any) -> dict[str, Fingerprint]:
     flat = flatten(state)
     contents = (safetensors.torch.save(flat.tensors), json_bytes(flat.skeleton))
-    named = zip(_part(_rank()), contents, strict=True)
+    named = zip(_part(rank()), contents, strict=True)
     return {name: _write_checked(partial / name, data) for name, data in named}
 
 
@@ -237,7 +237,7 @@ def _step(path: Path) -> int:
 
 
 def _on_first_rank(action: Callable[[], None]) -> None:
-    _on_every_rank(action if _rank() == 0 else lambda: None)
+    _on_every_rank(action if rank() == 0 else lambda: None)
 
 
 def _on_every_rank(action: Callable[[], None]) -> None:
@@ -252,10 +252,6 @@ def _on_every_rank(action: Callable[[], None]) -> None:
         raise failure
     if failures:
         raise CheckpointError(f"{failures} other rank(s) could not save; their own message says why.")
-
-
-def _rank() -> int:
-    return dist.get_rank() if world_size() > 1 else 0
 
 
 def _meeting_device() -> torch.device:

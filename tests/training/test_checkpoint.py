@@ -19,9 +19,9 @@ from faulty_disk import FAULTS, FaultyDisk, disks_with
 from identity import assert_identical
 from torch import nn
 
+from lgq.files import sealed_json
 from lgq.training import checkpoint
 from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest, verify
-from lgq.training.files import sealed_json
 from lgq.training.state import capture_random_state
 
 FILES = ("state.safetensors", "state.json", "manifest.json")
@@ -230,7 +230,7 @@ def test_the_faults_would_find_a_removal_that_comes_too_early(quick_path, monkey
 
 def test_the_faults_would_find_a_missing_sync(quick_path, monkeypatch):
     save_all(quick_path / "template", 1)
-    monkeypatch.setattr("lgq.training.files._sync", lambda path: None)
+    monkeypatch.setattr("lgq.files._sync", lambda path: None)
     scenario = Scenario((1,), 2, 1)
     healthy = FaultyDisk()
     attempt(scenario, quick_path, healthy)
@@ -243,11 +243,11 @@ def test_the_faults_would_find_a_missing_sync(quick_path, monkeypatch):
 def test_no_real_kill_loses_a_checkpoint(tmp_path):
     save_all(tmp_path, 1)
     for delay in range(12):
-        before = Checkpoints(tmp_path).latest()
-        killed_while_saving(tmp_path, read_manifest(before).step + 1, delay / 1000)
-        latest = Checkpoints(tmp_path).latest()
-        assert read_manifest(latest).step > read_manifest(before).step
-        assert_latest_is(tmp_path, read_manifest(latest).step)
+        before = read_manifest(Checkpoints(tmp_path).latest()).step
+        killed_while_saving(tmp_path, before + 1, delay / 1000)
+        latest = read_manifest(Checkpoints(tmp_path).latest()).step
+        assert latest > before
+        assert_latest_is(tmp_path, latest)
 
 
 def killed_while_saving(directory: Path, first: int, delay: float) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from identity import assert_identical, bits
 from torch import Tensor, nn
 
-from lgq.training.files import json_bytes
+from lgq.files import json_bytes
 from lgq.training.state import (
     STORABLE_DTYPES,
     capture_random_state,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from faulty_disk import FAULTS, FaultyDisk, disks_with
 
-from lgq.training.files import (
+from lgq.files import (
     DamagedFileError,
     Fingerprint,
     make_directory,

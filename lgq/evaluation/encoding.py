@@ -1,0 +1,301 @@
+"""Images to tokens on disk, and back to images: the work behind `lgq encode`, `decode` and `reconstruct`.
+
+b = images, h w = height and width in pixels.
+
+    tokens = encode_dataset(tokenizer, open_dataset("photos"), "tokens", image_size=256)
+    tokens[0].tokens, tokens[0].label, tokens[0].name, tokens.broken
+    decode_tokens(tokenizer, "tokens", "pictures")
+    reconstruct_images(tokenizer, ["cat.jpg", "dog.png"], "side-by-side")
+
+Encoding and decoding go on where a killed process stopped. Under torchrun, each process takes a share.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
+from lgq.data.loader import Batch, ImageLoader, Loading
+from lgq.data.tokens import EncodedBatch, Encoding, TokenDataset, TokenError, TokenWriter, write_whole
+from lgq.data.transforms import to_tensor
+from lgq.distributed import rank, world_size
+from lgq.evaluation.reconstruction import psnr
+from lgq.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+"""Called with the images done and the images to do, of this process."""
+
+_DECODED_FROM = "decoded-from.json"
+
+_log = logging.getLogger(__name__)
+
+
+class ReconstructedImage(NamedTuple):
+    """An image beside what the tokenizer makes of it."""
+
+    path: Path
+    """Of the original."""
+    file: Path
+    """The picture: original on the left, reconstruction on the right."""
+    psnr: float
+    """In dB, over the part of the image that is shown."""
+
+
+class Reconstructions(NamedTuple):
+    """Result of `reconstruct_images`."""
+
+    images: list[ReconstructedImage]
+    broken: dict[str, str]
+    """Paths that were skipped, with the reason."""
+
+
+def encode_dataset(
+    tokenizer: Tokenizer,
+    dataset: ImageDataset,
+    out: str | Path,
+    *,
+    image_size: int,
+    batch_size: int = 32,
+    shard_size: int = 4096,
+    flips: bool = False,
+    workers: int = 0,
+    on_progress: Progress | None = None,
+) -> TokenDataset:
+    """Encode the centre crop of every image into shards of tokens (`lgq.data.tokens`).
+
+    shard_size: images a file; what an interruption loses is the file that was being made.
+    flips: encode each image a second time, mirrored left and right.
+
+    An interrupted call is continued by the same call: whole shards are kept, and the result is the
+    same, byte for byte. Broken images are left out, logged, and listed in the result's `broken`.
+    """
+    encoding = _plan(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
+    loading = Loading(image_size=image_size, batch_size=batch_size, workers=workers)
+    writer = TokenWriter(out, encoding)
+    # By number and not by what is missing: processes that look at different moments still agree.
+    mine = [_Part(dataset, shard, shard_size) for shard in range(rank(), encoding.shards, world_size())]
+    done, total = sum(len(part) for part in mine if part.shard in writer.written), sum(map(len, mine))
+    for part in mine:
+        if part.shard in writer.written:
+            continue
+        loader = ImageLoader(part, loading)
+        batches = []
+        for batch in _readable(loader):
+            batches.append(_encode(tokenizer, batch, flips))
+            _report(on_progress, done + batch.position, total)
+        writer.write(part.shard, batches, loader.broken)
+        done += len(part)
+        _report(on_progress, done, total)
+    _wait_for_all()
+    if rank() == 0:
+        writer.finish()
+    _wait_for_all()
+    return TokenDataset(out)
+
+
+def decode_tokens(
+    tokenizer: Tokenizer,
+    tokens: str | Path,
+    out: str | Path,
+    *,
+    batch_size: int = 32,
+    on_progress: Progress | None = None,
+) -> int:
+    """Write the image of each item of a token directory as a PNG; returns how many images there are.
+
+    Files have the names of the encoded images, with their folders, and with a number where two would
+    share a name. An interrupted call is continued by the same call. Tokens of another tokenizer, and
+    an `out` that holds anything else, are refused.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, got {batch_size}.")
+    dataset = TokenDataset(tokens)
+    dataset.require_fingerprint(tokenizer.fingerprint())
+    # Every name first: damage and bad names are refused before anything is written.
+    stems = (_stem_inside(dataset[i].name, dataset) for i in range(len(dataset)))
+    files = [Path(out, name) for name in _distinct(stems)]
+    if rank() == 0:
+        _claim(Path(out), dataset)
+    _wait_for_all()
+    mine = range(rank(), len(files), world_size())
+    missing = [i for i in mine if not files[i].exists()]
+    done = len(mine) - len(missing)
+    for chosen in _in_batches(missing, batch_size):
+        images = tokenizer.decode(torch.stack([dataset[i].tokens for i in chosen]).to(_device(tokenizer)))
+        for i, image in zip(chosen, images, strict=True):
+            write_whole(files[i], _png(image))
+        done += len(chosen)
+        _report(on_progress, done, len(mine))
+    _wait_for_all()
+    return len(dataset)
+
+
+def reconstruct_images(
+    tokenizer: Tokenizer, paths: Sequence[str | Path], out: str | Path, *, on_progress: Progress | None = None
+) -> Reconstructions:
+    """Write each image beside its reconstruction, as `<name>-reconstructed.png`.
+
+    Images keep their size, but for up to f - 1 rows and columns at the borders, as f must divide it.
+    What cannot be read is skipped and named; if that is everything, it is an error.
+    """
+    images: list[ReconstructedImage] = []
+    broken: dict[str, str] = {}
+    names = _distinct(f"{Path(path).stem}-reconstructed" for path in paths)
+    for done, (path, name) in enumerate(zip(map(Path, paths), names, strict=True), 1):
+        try:
+            original = _read(path, tokenizer.factor)[None].to(_device(tokenizer))
+        except BrokenImage as error:
+            broken[error.name] = error.reason
+            _log.warning("broken image no. %d: %s", len(broken), error)
+        else:
+            reconstruction = tokenizer.decode(tokenizer.encode(original)).to(original.dtype)
+            write_whole(Path(out, name), _png(torch.cat([original, reconstruction], dim=3)[0]))
+            quality = psnr(original, reconstruction).item()
+            images.append(ReconstructedImage(path, Path(out, name), quality))
+        _report(on_progress, done, len(paths))
+    if not images:
+        some = "".join(f", such as {name} ({reason})" for name, reason in islice(broken.items(), 1))
+        raise DataError(f"none of {len(paths)} images can be read{some}.")
+    return Reconstructions(images, broken)
+
+
+class _Part:
+    """The images of a data set that one shard covers."""
+
+    def __init__(self, dataset: ImageDataset, shard: int, shard_size: int):
+        self.dataset, self.shard = dataset, shard
+        self.indices = range(len(dataset))[shard * shard_size : (shard + 1) * shard_size]
+
+    def __repr__(self) -> str:
+        return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        return self.dataset[self.indices[index]]
+
+
+def _plan(
+    tokenizer: Tokenizer, dataset: ImageDataset, *, image_size: int, shard_size: int, flips: bool
+) -> Encoding:
+    if len(dataset) == 0:
+        raise DataError(f"{dataset!r} holds no image.")
+    if shard_size < 1:
+        raise ValueError(f"shard_size must be 1 or more, got {shard_size}.")
+    side, rest = divmod(image_size, tokenizer.factor)
+    if side < 1 or rest:
+        raise ValueError(f"image_size must be a multiple of f = {tokenizer.factor}, got {image_size}.")
+    return Encoding(
+        fingerprint=tokenizer.fingerprint(),
+        codebook_size=tokenizer.codebook_size,
+        stages=tokenizer.stages,
+        grid=(side, side),
+        image_size=image_size,
+        flips=flips,
+        classes=tuple(getattr(dataset, "classes", ())),
+        source=repr(dataset),
+        source_images=len(dataset),
+        shard_size=shard_size,
+    )
+
+
+def _readable(loader: ImageLoader) -> Iterator[Batch]:
+    try:
+        yield from loader.one_pass()
+    except DataError:
+        # A shard of broken images alone is an empty one; whether all shards are, `finish` looks.
+        if not loader.broken:
+            raise
+
+
+def _encode(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:
+    images = batch.images.to(_device(tokenizer))
+    flipped = tokenizer.encode(images.flip(-1)).cpu() if flips else None
+    return EncodedBatch(tokenizer.encode(images).cpu(), flipped, batch.labels, batch.names)
+
+
+def _read(path: Path, factor: int) -> Float[Tensor, "3 h w"]:
+    try:
+        stored = StoredImage(path.read_bytes(), str(path))
+    except OSError as error:
+        raise BrokenImage(str(path), error.strerror or str(error)) from error
+    width, height = (side - side % factor for side in stored.size)
+    if not width or not height:
+        size = " x ".join(map(str, stored.size))
+        raise BrokenImage(str(path), f"{size} pixels hold no token of {factor} x {factor}")
+    left, top = (stored.size[0] - width) // 2, (stored.size[1] - height) // 2
+    return to_tensor(stored.rgb().crop((left, top, left + width, top + height)))
+
+
+def _png(image: Float[Tensor, "3 h w"]) -> bytes:
+    pixels = ((image.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    buffer = BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _distinct(stems: Iterable[str]) -> Iterator[str]:
+    """A file name for each stem: its own, or with its number where an earlier one has that."""
+    taken: set[str] = set()
+    for number, stem in enumerate(stems):
+        while stem in taken:
+            stem = f"{stem}-{number}"
+        taken.add(stem)
+        yield f"{stem}.png"
+
+
+def _stem_inside(name: str, dataset: TokenDataset) -> str:
+    # Token files may come from anywhere, and are not to write anywhere.
+    path = PurePosixPath(name)
+    try:
+        fits = path.name not in ("", "..") and not path.is_absolute() and ".." not in path.parts
+        fits = fits and b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise TokenError(f"{dataset.path} names an image {name!r}, which is no file inside of a folder.")
+    return str(path.with_suffix(""))
+
+
+def _claim(out: Path, dataset: TokenDataset) -> None:
+    """Note what is being decoded, so that only the same call goes on with it."""
+    note = out / _DECODED_FROM
+    origin = json.dumps({"tokens": dataset.checksum}).encode()
+    if not note.exists():
+        # A killed process may have left a part of the note itself.
+        if out.is_dir() and any(not path.name.startswith(_DECODED_FROM) for path in out.iterdir()):
+            raise TokenError(f"{out} is not empty: choose a new directory for the decoded images.")
+        write_whole(note, origin)
+    elif note.read_bytes() != origin:
+        raise TokenError(f"{out} holds images of other tokens than {dataset.path}: choose another directory.")
+
+
+def _in_batches(indices: list[int], size: int) -> Iterator[list[int]]:
+    return (indices[first : first + size] for first in range(0, len(indices), size))
+
+
+def _device(tokenizer: Tokenizer) -> torch.device:
+    return next(tokenizer.parameters()).device
+
+
+def _wait_for_all() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def _report(on_progress: Progress | None, done: int, total: int) -> None:
+    if on_progress is not None:
+        on_progress(done, total)

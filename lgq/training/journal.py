@@ -1,0 +1,127 @@
+"""What a run measures as it goes: RUN/metrics.jsonl, a record a line, TensorBoard, and a progress bar.
+
+    {"step": 100, "split": "train", "seconds": 41.7, "values": {"l1": 0.21, ...}}
+
+`seconds` is the time that the run has taken so far. All else depends on the run's settings alone,
+so a run that was stopped and resumed has the records of one that was not.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from lgq.files import json_bytes, make_directory, replace_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+SHOWN = {"loss": "loss {:.4f}", "psnr": "{:.2f} dB", "utilization": "{:.1%} used"}
+"""Values that the bar shows, with how."""
+
+
+class Journal:
+    """The records of a run, each on its way to the disk before `record` returns."""
+
+    def __init__(self, file: FileIO, board: "SummaryWriter"):
+        self._file, self._board = file, board
+
+    def record(
+        self, step: int, split: str, values: dict[str, float], *, seconds: float, **notes: Any
+    ) -> None:
+        """Add a record; `notes` are further fields that are no numbers over time.
+
+        A value that is no finite number becomes null in the file: JSON knows none.
+        """
+        plain = {name: value if _is_finite(value) else None for name, value in values.items()}
+        record = {"step": step, "split": split, "seconds": round(seconds, 3), "values": plain, **notes}
+        self._file.write(json_bytes(record))
+        for name, value in values.items():
+            self._board.add_scalar(f"{split}/{name}", value, step)
+        self._board.flush()
+
+
+@contextmanager
+def open_journal(run: Path, *, step: int) -> Iterator[Journal]:
+    """Go on after `step`: later records are of a future that the run left, and are dropped first."""
+    # A second and more to import, which only the process that writes has to pay.
+    from torch.utils.tensorboard import SummaryWriter
+
+    make_directory(run)
+    _drop_after(run / METRICS, step)
+    # A record is one unbuffered write: a killed process leaves it whole, or torn at the end.
+    with (run / METRICS).open("ab", buffering=0) as file:
+        board = SummaryWriter(str(run / TENSORBOARD), purge_step=step + 1)
+        try:
+            yield Journal(file, board)
+        finally:
+            board.close()
+
+
+class ProgressBar:
+    """Remembers the values that came last."""
+
+    def __init__(self, progress: Progress, task: TaskID, step: int, items_per_step: int):
+        self._progress, self._task, self._items_per_step = progress, task, items_per_step
+        self._first_step, self._began = step, time.monotonic()
+        self._values: dict[str, float] = {}
+
+    def note(self, values: dict[str, float]) -> None:
+        self._values |= {name: value for name, value in values.items() if name in SHOWN}
+
+    def advance(self, step: int) -> None:
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        shown = [form.format(self._values[name]) for name, form in SHOWN.items() if name in self._values]
+        shown.append(f"{(step - self._first_step) * self._items_per_step / seconds:.0f} images/s")
+        self._progress.update(self._task, completed=step, values="  ".join(shown))
+
+
+@contextmanager
+def show_progress(steps: int, step: int, items_per_step: int, *, hidden: bool) -> Iterator[ProgressBar]:
+    """On the error output, and only where somebody can see it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
+    hidden = hidden or not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as progress:
+        task = progress.add_task("training", total=steps, completed=step, values="")
+        yield ProgressBar(progress, task, step, items_per_step)
+
+
+def read_records(run: str | Path) -> list[dict[str, Any]]:
+    """The records of a run directory, without a last line that a killed process left torn."""
+    file = Path(run) / METRICS
+    return [json.loads(line) for line in _whole_lines(file.read_bytes())] if file.exists() else []
+
+
+def _drop_after(file: Path, step: int) -> None:
+    if not file.exists():
+        return
+    data = file.read_bytes()
+    kept = b"".join(line for line in _whole_lines(data) if json.loads(line)["step"] <= step)
+    if kept != data:
+        replace_file(file, kept)
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    lines = data.splitlines(keepends=True)
+    if lines and not _is_record(lines[-1]):
+        del lines[-1]
+    return lines
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and "step" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) < float("inf")

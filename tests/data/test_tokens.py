@@ -1,0 +1,349 @@
+"""Tokens come back from disk as they went in, or not at all."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import lgq.data.tokens as tokens_module
+from lgq.data import DataError
+from lgq.data.tokens import HEADER, EncodedBatch, Encoding, TokenDataset, TokenError, TokenWriter, shard_name
+from lgq.files import sealed_json
+
+
+@pytest.fixture(autouse=True)
+def one_sync_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the faults below, which count them, meet the file's own and not its directory's."""
+    monkeypatch.setattr("lgq.files.sync_directory", lambda path: None)
+
+
+NAMES = ["a.png", "犬/柴 1.jpg", "é\n\t\"'.webp", "\udcff-not-utf8.png", "\ud83d\ude00.png", "", "x" * 300]
+ENCODING = Encoding(
+    fingerprint="f" * 64,
+    codebook_size=300,
+    stages=1,
+    grid=(2, 3),
+    image_size=24,
+    flips=True,
+    classes=("Katze", "犬"),
+    source="FolderDataset('photos')",
+    source_images=7,
+    shard_size=3,
+)
+
+
+def batch(encoding: Encoding, start: int, count: int) -> EncodedBatch:
+    generator = torch.Generator().manual_seed(start)
+    shape = (count, *encoding.token_shape)
+    draw = [torch.randint(encoding.codebook_size, shape, generator=generator) for _ in range(2)]
+    labels = torch.tensor([(i % 3) - 1 for i in range(start, start + count)])
+    return EncodedBatch(draw[0], draw[1] if encoding.flips else None, labels, NAMES[start : start + count])
+
+
+def batches_of(encoding: Encoding, shard: int) -> list[EncodedBatch]:
+    first = shard * encoding.shard_size
+    last = min(first + encoding.shard_size, encoding.source_images)
+    return [batch(encoding, first, 1), batch(encoding, first + 1, last - first - 1)]
+
+
+def write(folder: Path, encoding: Encoding = ENCODING) -> TokenDataset:
+    writer = TokenWriter(folder, encoding)
+    for shard in range(encoding.shards):
+        if shard not in writer.written:
+            writer.write(shard, batches_of(encoding, shard), {f"broken-{shard}.png": "the file is empty"})
+    writer.finish()
+    return TokenDataset(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stored_dtype(folder: Path) -> np.dtype:
+    with safe_open(folder / shard_name(0), "np") as file:
+        return file.get_tensor("tokens").dtype
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "tokens")
+    return tmp_path / "tokens"
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("flips", [False, True])
+def test_items_are_what_was_written(tmp_path, stages, flips):
+    encoding = replace(ENCODING, stages=stages, flips=flips)
+    dataset = write(tmp_path, encoding)
+    expected = [part for shard in range(encoding.shards) for part in batches_of(encoding, shard)]
+    tokens, labels = torch.cat([part.tokens for part in expected]), torch.cat([p.labels for p in expected])
+    assert len(dataset) == 7
+    assert torch.equal(torch.stack([item.tokens for item in dataset]), tokens)
+    assert [item.label for item in dataset] == [None if label < 0 else label for label in labels.tolist()]
+    assert [item.name for item in dataset] == NAMES
+    if flips:
+        mirrored = torch.cat([part.flipped for part in expected])
+        assert torch.equal(torch.stack([dataset.flipped(i) for i in range(7)]), mirrored)
+
+
+def test_the_header_says_what_was_encoded(folder):
+    dataset = TokenDataset(folder)
+    assert dataset.encoding == ENCODING
+    assert dataset.classes == ("Katze", "犬")
+    assert dataset.broken == {f"broken-{shard}.png": "the file is empty" for shard in range(3)}
+    header = json.loads((folder / HEADER).read_text("utf-8"))
+    assert (header["format"], header["images"]) == (1, 7)
+    assert [(shard["file"], shard["images"]) for shard in header["shards"]] == [
+        ("tokens-00000.safetensors", 3),
+        ("tokens-00001.safetensors", 3),
+        ("tokens-00002.safetensors", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("codes", "dtype"),
+    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (2**33, "int64")],
+)
+def test_tokens_are_stored_in_the_narrowest_type_and_read_as_int64(tmp_path, codes, dtype):
+    encoding = replace(ENCODING, codebook_size=codes, source_images=2, flips=False)
+    largest = batch(encoding, 0, 2)._replace(tokens=torch.full((2, 2, 3), codes - 1))
+    writer = TokenWriter(tmp_path, encoding)
+    writer.write(0, [largest], {})
+    writer.finish()
+    assert stored_dtype(tmp_path) == dtype
+    assert TokenDataset(tmp_path)[1].tokens.dtype == torch.int64
+    assert torch.equal(TokenDataset(tmp_path)[1].tokens, largest.tokens[1])
+
+
+@pytest.mark.parametrize("wrong", [-1, 300])
+def test_tokens_outside_of_the_codebook_never_wrap_around(tmp_path, wrong):
+    bad = batch(ENCODING, 0, 3)
+    bad.tokens[1, 0, 0] = wrong
+    with pytest.raises(AssertionError, match="codebook of 300"):
+        TokenWriter(tmp_path, ENCODING).write(0, [bad], {})
+
+
+def test_indices_count_from_both_ends_and_stop_there(folder):
+    dataset = TokenDataset(folder)
+    assert torch.equal(dataset[-1].tokens, dataset[6].tokens)
+    for index in (7, -8):
+        with pytest.raises(IndexError):
+            dataset[index]
+
+
+def test_a_shard_without_images_is_passed_over(tmp_path):
+    writer = TokenWriter(tmp_path, ENCODING)
+    for shard in range(3):
+        writer.write(shard, [] if shard == 1 else batches_of(ENCODING, shard), {})
+    writer.finish()
+    dataset = TokenDataset(tmp_path)
+    assert [item.name for item in dataset] == NAMES[:3] + NAMES[6:]
+    assert torch.equal(dataset.flipped(3), batch(ENCODING, 6, 1).flipped[0])
+
+
+def test_tokens_of_no_readable_image_are_an_error(tmp_path):
+    writer = TokenWriter(tmp_path, ENCODING)
+    for shard in range(3):
+        writer.write(shard, [], {"a.png": "the file is empty"})
+    with pytest.raises(DataError, match=r"none of 7 images can be read in FolderDataset.*a\.png \(the file"):
+        writer.finish()
+    assert not (tmp_path / HEADER).exists()
+
+
+def test_opening_reads_the_header_alone_and_each_shard_is_hashed_once(folder, monkeypatch):
+    hashed = []
+    real = tokens_module._sha256
+    monkeypatch.setattr(tokens_module, "_sha256", lambda path: hashed.append(path.name) or real(path))
+    dataset = TokenDataset(folder)
+    assert hashed == []
+    for index in (4, 3, 4, 0):
+        dataset[index]
+    assert hashed == [shard_name(1), shard_name(0)]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert torch.equal(copy[4].tokens, dataset[4].tokens)
+    assert len(hashed) == 2
+    dataset.verify()
+    assert hashed[2:] == [shard_name(2)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the list of maps is Linux's")
+def test_shards_are_mapped_into_memory_when_first_used(folder):
+    dataset = TokenDataset(folder)
+    assert str(folder / shard_name(1)) not in Path("/proc/self/maps").read_text()
+    dataset[4]
+    assert str(folder / shard_name(1)) in Path("/proc/self/maps").read_text()
+
+
+def test_no_bit_of_any_file_may_differ(folder):
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        for place in range(0, len(data), 3 if path.name == HEADER else 29):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+            with pytest.raises(TokenError, match=path.name):
+                TokenDataset(folder).verify()
+        path.write_bytes(data)
+    TokenDataset(folder).verify()
+
+
+def test_files_that_are_cut_short_longer_or_missing_are_refused(folder):
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        for other in (b"", data[: len(data) // 2], data[:-1], data + b" ", None):
+            path.unlink() if other is None else path.write_bytes(other)
+            with pytest.raises(TokenError, match=path.name):
+                TokenDataset(folder).verify()
+        path.write_bytes(data)
+
+
+def test_a_damaged_shard_is_refused_when_an_image_of_it_is_asked_for(folder):
+    with (folder / shard_name(1)).open("r+b") as file:
+        file.truncate(100)
+    dataset = TokenDataset(folder)
+    dataset[0]
+    with pytest.raises(TokenError, match=r"tokens-00001.safetensors is cut short or altered.* again"):
+        dataset[3]
+
+
+def test_a_format_of_the_future_asks_for_an_update(folder):
+    header = json.loads((folder / HEADER).read_text("utf-8"))
+    (folder / HEADER).write_text(json.dumps(header | {"format": 2}))
+    with pytest.raises(TokenError, match=r"format 2, and this lgq reads up to 1: update lgq"):
+        TokenDataset(folder)
+
+
+def test_a_header_of_other_fields_is_refused_even_if_its_checksum_fits(folder):
+    content = json.loads((folder / HEADER).read_text("utf-8"))
+    del content["checksum"], content["encoding"]["grid"]
+    (folder / HEADER).write_bytes(sealed_json(content))
+    with pytest.raises(TokenError, match=HEADER):
+        TokenDataset(folder)
+
+
+def test_another_tokenizer_is_refused(folder):
+    TokenDataset(folder).require_fingerprint("f" * 64)
+    with pytest.raises(TokenError, match="of tokenizer ffffffffffff, not of 000000000000: use the one"):
+        TokenDataset(folder).require_fingerprint("0" * 64)
+
+
+def test_flips_that_were_not_stored_are_refused(tmp_path):
+    with pytest.raises(TokenError, match="no mirrored images"):
+        write(tmp_path, replace(ENCODING, flips=False)).flipped(0)
+
+
+def test_a_directory_that_is_missing_empty_a_file_or_unfinished_says_so(tmp_path, folder):
+    with pytest.raises(TokenError, match="nowhere does not exist: name a directory of tokens"):
+        TokenDataset(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(TokenError, match="file is a file"):
+        TokenDataset(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TokenError, match=r"empty has no tokens\.json"):
+        TokenDataset(tmp_path / "empty")
+    (folder / HEADER).unlink()
+    with pytest.raises(TokenError, match=r"unfinished, with 3 shards but no tokens\.json: encode again"):
+        TokenDataset(folder)
+
+
+class Killed(BaseException):
+    """Nothing of the process runs after this, so it is no Exception that could be handled."""
+
+
+@pytest.mark.parametrize("moment", ["before fsync", "before replace", "after replace"])
+@pytest.mark.parametrize("at", range(4))
+def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path, folder, monkeypatch, moment, at):
+    when, call = moment.split()
+    real, calls = getattr(os, call), []
+
+    def deadly(*arguments):
+        calls.append(arguments)
+        if when == "after":
+            real(*arguments)
+        if len(calls) == at + 1:
+            raise Killed
+        return None if when == "after" else real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, deadly)
+        with pytest.raises(Killed):
+            write(tmp_path / "resumed")
+    if at < 3:
+        with pytest.raises(TokenError):
+            TokenDataset(tmp_path / "resumed")
+    whole = at + (when == "after")
+    assert TokenWriter(tmp_path / "resumed", ENCODING).written == set(range(min(whole, 3)))
+    write(tmp_path / "resumed")
+    assert contents(tmp_path / "resumed") == contents(folder)
+
+
+def test_what_a_kill_left_half_written_is_overwritten(tmp_path, folder):
+    resumed = tmp_path / "resumed"
+    resumed.mkdir()
+    for name in (shard_name(1), HEADER):
+        (resumed / f"{name}.partial").write_bytes(b"half")
+    write(resumed)
+    assert contents(resumed) == contents(folder)
+
+
+def test_encoding_again_mends_whatever_is_damaged(folder):
+    whole = contents(folder)
+    (folder / shard_name(0)).write_bytes(whole[shard_name(0)][:-1])
+    (folder / shard_name(1)).unlink()
+    shutil.copy(folder / shard_name(2), folder / shard_name(1))
+    (folder / HEADER).write_bytes(b"{")
+    assert TokenWriter(folder, ENCODING).written == {2}
+    write(folder)
+    assert contents(folder) == whole
+
+
+def test_a_header_is_not_written_before_every_shard(tmp_path):
+    writer = TokenWriter(tmp_path, ENCODING)
+    writer.write(0, batches_of(ENCODING, 0), {})
+    with pytest.raises(TokenError, match=r"tokens-00001\.safetensors is missing"):
+        writer.finish()
+    assert not (tmp_path / HEADER).exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fingerprint": "0"}, {"image_size": 8}, {"shard_size": 2}, {"source": "other"}, {"flips": False}],
+    ids=str,
+)
+def test_shards_of_another_encoding_are_refused_and_left_alone(folder, change):
+    before = contents(folder)
+    with pytest.raises(TokenError, match=f"its {next(iter(change))} is .* another directory"):
+        TokenWriter(folder, replace(ENCODING, **change))
+    assert contents(folder) == before
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, folder, monkeypatch):
+    full = tmp_path / "full"
+    writer = TokenWriter(full, ENCODING)
+    writer.write(0, batches_of(ENCODING, 0), {"broken-0.png": "the file is empty"})
+
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        with pytest.raises(TokenError, match=r"tokens-00001.* \(No space left on device\): make room"):
+            writer.write(1, batches_of(ENCODING, 1), {})
+    assert list(contents(full)) == [shard_name(0)]
+    write(full)
+    assert contents(full) == contents(folder)
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(TokenError, match=r"cannot write .*file"):
+        TokenWriter(tmp_path / "file", ENCODING)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # what a test run by root cannot arrange
+    with pytest.raises(TokenError, match="no permission"):
+        TokenWriter(tmp_path / "forbidden", ENCODING)

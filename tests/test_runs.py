@@ -1,0 +1,64 @@
+"""Named runs: one for each scale and quantizer, alike but for the quantizer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lgq.config import from_json, to_json
+from lgq.quantizers import QUANTIZERS
+from lgq.runs import RUNS, imagenet256, named_run, pocket
+from lgq.tokenizer import Tokenizer
+from lgq.training.tokenizer import TokenizerRun
+
+
+def parameters(run: TokenizerRun) -> dict[str, int]:
+    with torch.device("meta"):
+        return Tokenizer(run.backbone, run.quantizer, run.codebook_size).parameter_counts()
+
+
+def test_every_scale_has_every_quantizer():
+    assert set(RUNS) == {f"{scale}-{name}" for scale in ("pocket", "imagenet256") for name in QUANTIZERS}
+    assert len(RUNS) == 14
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_differs_from_its_neighbours_in_the_quantizer_alone(name):
+    run = named_run(name)
+    scale, quantizer = name.split("-")
+    assert run.quantizer == quantizer
+    assert replace(run, quantizer="lgq") == named_run(f"{scale}-lgq")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_survives_json(name):
+    assert from_json(TokenizerRun, to_json(named_run(name))) == named_run(name)
+
+
+def test_imagenet256_is_the_run_of_the_paper():
+    run = imagenet256("lgq")
+    counts = parameters(run)
+    assert counts["encoder"] + counts["decoder"] == 27_991_235
+    assert (run.image_size, run.backbone.factor, run.codebook_size, run.batch_size) == (256, 16, 16_384, 8)
+    assert (run.learning_rate, run.schedule.kind, run.schedule.warmup_steps) == (3e-4, "constant", 0)
+    loss = run.loss
+    assert (loss.l1, loss.lpips, loss.gan, loss.discriminator_start) == (1.0, 1.0, 0.1, 10_000)
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_pocket_is_small_and_gives_the_quantizer_as_many_tokens_as_the_paper(quantizer):
+    run = pocket(quantizer)
+    assert 1_000_000 <= sum(parameters(run).values()) <= 3_000_000
+    assert (run.image_size, run.backbone.factor, run.codebook_size) == (64, 8, 1_024)
+    assert run.batch_size * (run.image_size // run.backbone.factor) ** 2 == 2_048
+    assert (run.loss.lpips, run.loss.gan) == (0, 0)
+
+
+def test_an_unknown_run_names_its_nearest_neighbour():
+    with pytest.raises(ValueError, match="unknown run 'poket-lgq': did you mean 'pocket-lgq'"):
+        named_run("poket-lgq")
+
+
+def test_a_name_like_no_other_lists_all():
+    with pytest.raises(ValueError, match=r"choose from pocket-lgq, .*imagenet256-simvq"):
+        named_run("zzz")

@@ -1,0 +1,314 @@
+"""The loop keeps its promises to whatever learns: here a walk that draws random steps."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from identity import assert_identical
+from torch import Tensor
+
+from lgq.config import to_json
+from lgq.training.checkpoint import Checkpoints
+from lgq.training.journal import read_records
+from lgq.training.lock import LockError, run_lock
+from lgq.training.loop import DivergedError, LoopSettings, NonFiniteError, RunError, run_loop
+
+SETTINGS = LoopSettings(steps=9, log_every=2, validate_every=3, checkpoint_every=2, keep=2)
+
+
+class NoBoard:
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def add_scalar(self, *args) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=NoBoard))
+
+
+class Walk:
+    """Learns nothing, but goes somewhere else at each step, by numbers that torch draws."""
+
+    score, items_per_step = "distance", 4
+
+    def __init__(self, settings: LoopSettings = SETTINGS):
+        self.settings, self.stride, self.higher_is_better = settings, 1.0, False
+        self.place = torch.zeros(3)
+        self.visited: list[int] = []
+        self.signals: dict[int, signal.Signals] = {}
+        self.scores: dict[int, float] = {}
+        self.poison: dict[int, str] = {}
+        torch.manual_seed(3)
+
+    def config(self) -> dict[str, Any]:
+        return {"seed": 3, "stride": self.stride, "nested": {"deep": [1, 2]}, "loop": to_json(self.settings)}
+
+    def train_step(self, step: int) -> dict[str, Tensor]:
+        self.visited.append(step)
+        if step in self.signals:
+            os.kill(os.getpid(), self.signals[step])
+        if self.poison.get(step) == "raise":
+            raise NonFiniteError("the start")
+        self.place = self.place + self.stride * torch.rand(3)
+        terms = {"near": self.place.min(), "far": self.place.max()}
+        if self.poison.get(step) in terms:
+            terms[self.poison[step]] *= float("nan")
+        return terms
+
+    def validate(self, step: int) -> dict[str, float]:
+        return {"distance": self.scores.get(step, float(-self.place.norm())), "other": 1.0}
+
+    def state(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "place.json").write_text(json.dumps(self.place.tolist()))
+
+    def describe_batch(self) -> list[str]:
+        return ["a.png", "b.png"]
+
+
+def content(run: Path) -> dict[str, Any]:
+    """All that a run leaves behind, but times."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    states = {path.name: checkpoints.load(path) for path in checkpoints.paths()}
+    records = read_records(run)
+    for timed in (*states.values(), *records):
+        del timed["seconds"]
+    for state in states.values():
+        del state["random"]["python"]  # the type checker of the tests draws from it
+    places = {name: (run / name / "place.json").read_text() for name in ("best", "last")}
+    return {"states": states, "records": records, **places}
+
+
+def walk(run: Path, **changes: Any) -> Walk:
+    trainee = Walk(changes.pop("settings", SETTINGS))
+    resume = changes.pop("resume", "auto")
+    for name, value in changes.items():
+        setattr(trainee, name, value)
+    trainee.outcome = run_loop(trainee, trainee.settings, run, resume)  # type: ignore[attr-defined]
+    return trainee
+
+
+def test_a_whole_run_leaves_what_the_contract_names(tmp_path):
+    outcome = walk(tmp_path / "run").outcome
+    assert (outcome.reason, outcome.step, outcome.exit_code) == ("finished", 9, 0)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    files = {"config.json", "environment.json", "metrics.jsonl", ".lock"}
+    assert names == files | {"checkpoints", "best", "last"}
+    records = [(record["step"], record["split"]) for record in read_records(tmp_path / "run")]
+    train, validation = [(s, "train") for s in (2, 4, 6, 8)], [(s, "validation") for s in (3, 6, 9)]
+    assert records == sorted(train + validation)
+    kept = [path.name for path in Checkpoints(tmp_path / "run/checkpoints").paths()]
+    assert kept == ["step-000009", "step-000008"]
+
+
+@pytest.mark.parametrize("stops", [[0], [1], [2], [5], [8], [0, 1, 4, 6]])
+def test_a_resumed_run_equals_an_unbroken_run(tmp_path, stops):
+    walk(tmp_path / "unbroken")
+    for step in stops:
+        stopped = walk(tmp_path / "broken", signals={step: signal.SIGTERM})
+        assert stopped.outcome.step == step + 1
+    walk(tmp_path / "broken")
+    # The states that were saved on the way are of other steps; the last is of the same.
+    unbroken, broken = content(tmp_path / "unbroken"), content(tmp_path / "broken")
+    last = "step-000009"
+    assert_identical(broken.pop("states")[last], unbroken.pop("states")[last])
+    assert_identical(broken, unbroken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_run_after_its_step_with_everything_saved(tmp_path, number):
+    trainee = walk(tmp_path, signals={4: number})
+    assert trainee.outcome.reason == "interrupted"
+    assert trainee.outcome.exit_code == 75
+    assert trainee.visited == [0, 1, 2, 3, 4]
+    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000005"
+    assert json.loads((tmp_path / "last/place.json").read_text()) == trainee.place.tolist()
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    walk(tmp_path)
+    before = content(tmp_path)
+    again = walk(tmp_path)
+    assert again.visited == []
+    assert again.outcome.reason == "finished"
+    assert_identical(content(tmp_path), before)
+
+
+def test_a_run_killed_after_its_last_checkpoint_still_gets_its_last_weights(tmp_path):
+    trainee = walk(tmp_path)
+    (tmp_path / "last/place.json").write_text("of an earlier checkpoint")
+    walk(tmp_path)
+    assert json.loads((tmp_path / "last/place.json").read_text()) == trainee.place.tolist()
+
+
+@pytest.mark.parametrize("poison", ["near", "far", "raise"])
+def test_a_term_that_is_no_number_stops_the_run_with_a_diagnosis(tmp_path, poison):
+    name = "the start" if poison == "raise" else poison
+    with pytest.raises(DivergedError, match=rf"{name} is not finite at step 5: .*of step 4.*a\.png, b\.png"):
+        walk(tmp_path, poison={5: poison})
+    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000004"
+    assert max(record["step"] for record in read_records(tmp_path)) == 4
+    healthy = Walk()
+    for step in range(4):
+        healthy.train_step(step)
+    assert json.loads((tmp_path / "last/place.json").read_text()) == healthy.place.tolist()
+
+
+def test_a_run_that_diverged_can_go_on_from_its_last_good_checkpoint(tmp_path):
+    walk(tmp_path / "unbroken")
+    with pytest.raises(DivergedError):
+        walk(tmp_path / "broken", poison={5: "near"})
+    assert walk(tmp_path / "broken").visited == [4, 5, 6, 7, 8]
+    assert_identical(content(tmp_path / "broken"), content(tmp_path / "unbroken"))
+
+
+def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
+    settings = LoopSettings(steps=50, validate_every=1, checkpoint_every=50, patience=3)
+    scores = {1: 5.0, 2: 4.0, 3: 4.0, 4: 4.5, 5: 6.0, 6: 1.0}
+    trainee = walk(tmp_path, settings=settings, scores=scores)
+    outcome = trainee.outcome
+    assert (outcome.reason, outcome.step, outcome.best, outcome.best_step) == ("no_improvement", 5, 4.0, 2)
+    assert outcome.exit_code == 0
+    assert walk(tmp_path, settings=settings, scores=scores).outcome == outcome
+
+
+def test_patience_counts_over_restarts(tmp_path):
+    settings = LoopSettings(steps=50, validate_every=1, checkpoint_every=50, patience=3)
+    scores = {step: float(step) for step in range(1, 51)}
+    for step in (0, 1, 2):
+        walk(tmp_path, settings=settings, scores=scores, signals={step: signal.SIGTERM})
+    assert walk(tmp_path, settings=settings, scores=scores).outcome.step == 4
+
+
+@pytest.mark.parametrize(("higher_is_better", "best_step"), [(False, 6), (True, 3)])
+def test_the_best_weights_are_those_of_the_best_score(tmp_path, higher_is_better, best_step):
+    scores = {3: 2.0, 6: 1.0, 9: 1.5}
+    trainee = walk(tmp_path, scores=scores, higher_is_better=higher_is_better)
+    assert (trainee.outcome.best, trainee.outcome.best_step) == (scores[best_step], best_step)
+    twin = Walk()
+    for step in range(best_step):
+        twin.train_step(step)
+    assert json.loads((tmp_path / "best/place.json").read_text()) == twin.place.tolist()
+    chosen = [(r["step"], r["best_by"]) for r in read_records(tmp_path) if r.get("best")]
+    assert chosen[-1] == (best_step, "distance")
+
+
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
+    outcome = walk(tmp_path, scores={3: float("nan"), 6: 1.0, 9: float("nan")}).outcome
+    assert (outcome.best, outcome.best_step) == (1.0, 6)
+
+
+def test_the_time_budget_counts_over_restarts(tmp_path):
+    walk(tmp_path, signals={0: signal.SIGTERM}, settings=LoopSettings(steps=9))
+    spent = walk(tmp_path, settings=LoopSettings(steps=9, minutes=1e-9))
+    assert (spent.outcome.reason, spent.outcome.exit_code, spent.visited) == ("out_of_time", 0, [])
+    assert walk(tmp_path, settings=LoopSettings(steps=9, minutes=60)).outcome.reason == "finished"
+
+
+def test_a_run_out_of_time_saves_the_step_that_it_was_at(tmp_path, monkeypatch):
+    def clock() -> Iterator[float]:
+        yield from (20.0 * i for i in count())  # seconds, at each look
+
+    times = clock()
+    monkeypatch.setattr("lgq.training.loop.time", SimpleNamespace(monotonic=lambda: next(times)))
+    outcome = walk(tmp_path, settings=LoopSettings(steps=9, log_every=9, minutes=1.5)).outcome
+    assert (outcome.reason, outcome.step) == ("out_of_time", 4)
+    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000004"
+
+
+def test_never_refuses_a_directory_with_a_run(tmp_path):
+    walk(tmp_path / "run", resume="never")
+    with pytest.raises(RunError, match="holds a run already"):
+        walk(tmp_path / "run", resume="never")
+
+
+def test_must_refuses_a_directory_without_a_run_and_makes_none(tmp_path):
+    with pytest.raises(RunError, match="holds no run to resume"):
+        walk(tmp_path / "run", resume="must")
+    assert not (tmp_path / "run").exists()
+    walk(tmp_path / "run", signals={2: signal.SIGTERM})
+    assert walk(tmp_path / "run", resume="must").visited[0] == 3
+
+
+def test_an_unknown_way_to_resume_is_refused(tmp_path):
+    with pytest.raises(Exception, match="perhaps"):
+        walk(tmp_path, resume="perhaps")
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    walk(tmp_path, signals={2: signal.SIGTERM})
+    before = content(tmp_path)
+    longer = LoopSettings(steps=10, log_every=2, validate_every=3)
+    with pytest.raises(RunError, match=r"loop\.steps \(was 9, now 10\), stride \(was 1\.0, now 2\.0\)"):
+        walk(tmp_path, stride=2.0, settings=longer)
+    assert_identical(content(tmp_path), before)
+    assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0
+
+
+def test_settings_that_do_not_change_the_weights_may_change(tmp_path):
+    walk(tmp_path / "unbroken")
+    walk(tmp_path / "run", signals={2: signal.SIGTERM})
+    other = LoopSettings(steps=9, validate_every=3, log_every=1, checkpoint_every=4, keep=1, minutes=60)
+    assert torch.equal(walk(tmp_path / "run", settings=other).place, walk(tmp_path / "unbroken").place)
+    assert json.loads((tmp_path / "run/config.json").read_text())["loop"]["keep"] == 1
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    with run_lock(tmp_path), pytest.raises(LockError, match=f"in use by process {os.getpid()}"):
+        walk(tmp_path)
+
+
+def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
+    found = {}
+
+    class Curious(Walk):
+        def train_step(self, step: int) -> dict[str, Tensor]:
+            found.update({p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")})
+            return super().train_step(step)
+
+    trainee = Curious()
+    run_loop(trainee, SETTINGS, tmp_path)
+    assert found["config.json"] == trainee.config()
+    environment = found["environment.json"]
+    assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
+    assert (environment["seed"], environment["world_size"]) == (3, 1)
+    assert environment["torch"] == torch.__version__
+
+
+def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
+    def full(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lgq.training.loop.replace_json", full)
+    with pytest.raises(RunError, match="No space left on device; free space"):
+        walk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"log_every": 0}, {"keep": 0}, {"patience": 0}, {"minutes": 0.0}]
+)
+def test_settings_that_make_no_sense_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LoopSettings(**wrong)
