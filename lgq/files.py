@@ -150,10 +150,11 @@ def remove_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its missing parents, each durable."""
+    """Create a directory and its missing parents, each durable; another process may do so meanwhile."""
     if not path.is_dir():
         make_directory(path.parent)
-        os.mkdir(path)
+        with suppress(FileExistsError):
+            os.mkdir(path)
         sync_directory(path.parent)
 
 

@@ -132,3 +132,15 @@ def test_a_fingerprint_is_the_same_in_memory_and_on_disk(tmp_path):
         Fingerprint.of(NEW).require(Fingerprint.of(OLD))
     with pytest.raises(DamagedFileError, match="other bytes"):
         Fingerprint.of(NEW).require(Fingerprint.of(NEW[::-1]))
+
+
+def test_a_directory_that_another_process_makes_meanwhile_is_as_good(tmp_path, monkeypatch):
+    really_make = os.mkdir
+
+    def make_twice(path, *rest):
+        really_make(path, *rest)
+        really_make(path, *rest)
+
+    monkeypatch.setattr(os, "mkdir", make_twice)
+    make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
