@@ -117,6 +117,11 @@ def test_a_checkpoint_is_not_removed_for_damaged_ones_of_later_steps(tmp_path):
     assert_latest_is(tmp_path, 1, "again")
 
 
+def test_checkpoints_of_later_steps_are_not_old(tmp_path):
+    save_all(tmp_path, 5, 3, 4, keep=1)
+    assert names(tmp_path) == ["step-000004", "step-000005"]
+
+
 def test_the_same_step_saved_twice_is_the_second(tmp_path):
     save_all(tmp_path, 1, 2)
     Checkpoints(tmp_path).save(2, state_of(2, "second"))
