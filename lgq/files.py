@@ -153,8 +153,11 @@ def make_directory(path: Path) -> None:
     """Create a directory and its missing parents, each durable; another process may do so meanwhile."""
     if not path.is_dir():
         make_directory(path.parent)
-        with suppress(FileExistsError):
+        try:
             os.mkdir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
         sync_directory(path.parent)
 
 

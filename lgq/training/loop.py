@@ -235,6 +235,9 @@ class _Loop:
 
     def resume(self) -> None:
         path = self.checkpoints.latest()
+        if path is None and (damaged := self.checkpoints.paths()):
+            way_out = "restore one from a copy, or choose another directory to start over"
+            raise RunError(f"none of {len(damaged)} checkpoints in {damaged[0].parent} is whole: {way_out}.")
         if path is None:
             return
         state = self.checkpoints.load(path)

@@ -144,3 +144,9 @@ def test_a_directory_that_another_process_makes_meanwhile_is_as_good(tmp_path, m
     monkeypatch.setattr(os, "mkdir", make_twice)
     make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_file_in_the_place_of_a_directory_is_not_taken_for_one(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "a")

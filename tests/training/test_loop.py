@@ -312,3 +312,14 @@ def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
 def test_settings_that_make_no_sense_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoopSettings(**wrong)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_path):
+    walk(tmp_path)
+    for manifest in tmp_path.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    journal, config = ((tmp_path / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
+    with pytest.raises(RunError, match=r"none of \d+ checkpoints in .* is whole: restore one"):
+        walk(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == journal
+    assert (tmp_path / "config.json").read_bytes() == config
