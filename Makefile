@@ -22,5 +22,5 @@ clean:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,umap,wandb]'
 	touch $@

@@ -28,10 +28,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lgq.checks import require_at_least
 from lgq.config import from_json, to_json
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
-from lgq.quantizers.checks import require_at_least
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

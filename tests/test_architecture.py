@@ -9,16 +9,21 @@ import lgq
 
 ROOT = Path(lgq.__file__).parent
 TIERS = {
-    "config": 0, "distributed": 0, "files": 0, "results": 0, "weights": 0, "ops": 0,
+    "checks": 0, "config": 0, "distributed": 0, "files": 0, "results": 0, "weights": 0, "ops": 0,
     "quantizers": 1, "models": 1, "data": 1,
     "tokenizer": 2,
     "evaluation": 3,
     "training": 4,
     "runs": 5,
     "experiments": 6, "report": 6, "viewer": 6, "bench": 6,
-    "cli": 7,
+    "demo": 7,
+    "cli": 8,
 }  # fmt: skip
-WITHIN_TIER_ZERO = {"ops": {"config", "distributed"}}
+WITHIN_TIER_ZERO = {
+    "ops": {"checks", "config", "distributed"},
+    "weights": {"files"},
+    "results": {"checks", "config", "files"},
+}
 
 
 def unit_of(module: str) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lgq.bench.timing import interleaved, require_measurable
+from lgq.checks import require_at_least
 from lgq.ops.assignment import nearest
-from lgq.quantizers.checks import require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)

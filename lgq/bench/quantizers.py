@@ -16,8 +16,8 @@ import torch
 from lgq.bench.contestants import Contestant, contestants
 from lgq.bench.memory import available_bytes, peak_extra_bytes
 from lgq.bench.timing import BenchmarkError, interleaved, milliseconds, require_measurable
+from lgq.checks import require_at_least
 from lgq.quantizers import QUANTIZERS
-from lgq.quantizers.checks import require_at_least
 
 _SLOW_MS = 10_000
 

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
+from lgq.checks import require_at_least, require_indices
 from lgq.distributed import sum_over_ranks
 from lgq.ops.reductions import entropy
-from lgq.quantizers.checks import require_at_least, require_indices
 
 
 @dataclass

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.ops.precision import at_least_float32, outside_autocast
-from lgq.quantizers.checks import (
+from lgq.checks import (
     require_at_least,
     require_channels,
     require_finite,
     require_indices,
     require_whole,
 )
+from lgq.ops.precision import at_least_float32, outside_autocast
 
 
 @dataclass

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import nearest, soft_assignment
 from lgq.ops.reductions import entropy, mean, mse
 from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.checks import require_above_zero, require_at_least
 from lgq.quantizers.start import normal_codes
 
 _LOG_OFFSET = 1e-5  # of the batch entropy, as published

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.gradients import straight_through
 from lgq.ops.precision import least_log_weight
 from lgq.ops.reductions import entropy, mean, mse
 from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.checks import require_above_zero, require_at_least
 from lgq.quantizers.projection import Projection
 
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
+from lgq.checks import require_between, require_indices
 from lgq.ops.precision import outside_autocast
 from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.checks import require_between, require_indices
 
 SKIPPED = -1
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lgq.checks import require_between
 from lgq.ops.precision import at_least_float32
-from lgq.quantizers.checks import require_between
 
 _UPDATES = "updates"
 _PREFIX = "weights."

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 import lgq
+from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import replace_directory, replace_json
-from lgq.quantizers.checks import require_above_zero, require_at_least, require_one_of
 from lgq.training.checkpoint import Checkpoints, read_manifest
 from lgq.training.journal import Journal, open_journal, show_progress
 from lgq.training.lock import run_lock

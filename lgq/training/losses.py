@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lgq.checks import require_at_least
 from lgq.ops.precision import at_least_float32
 from lgq.ops.reductions import mean
-from lgq.quantizers.checks import require_at_least
 
 Perceptual = Callable[[Float[Tensor, "b 3 h w"], Float[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 """A distance for each pair of images in [-1, 1], such as LPIPS."""

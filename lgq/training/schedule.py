@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lgq.quantizers.checks import require_at_least, require_between, require_one_of
+from lgq.checks import require_at_least, require_between, require_one_of
 
 Kind = Literal["constant", "cosine"]
 

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
+from lgq.checks import require_above_zero, require_at_least, require_between, require_one_of
 from lgq.config import to_json
 from lgq.data import Batch, ImageDataset, ImageLoader, Loading, RandomCrop
 from lgq.distributed import rank, sum_over_ranks, world_size
@@ -32,7 +33,6 @@ from lgq.files import make_directory, replace_file
 from lgq.models.autoencoder import Backbone
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.quantizers import Quantized
-from lgq.quantizers.checks import require_above_zero, require_at_least, require_between, require_one_of
 from lgq.tokenizer import Tokenized, Tokenizer
 from lgq.training.ema import WeightAverage
 from lgq.training.loop import LoopSettings, NonFiniteError, Outcome, Resume, RunError, run_loop
