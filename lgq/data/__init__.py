@@ -8,7 +8,7 @@ from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, 
 from lgq.data.loader import Batch, ImageLoader, Loading
 from lgq.data.sample import SampleDataset
 from lgq.data.shards import ShardDataset
-from lgq.data.transforms import RandomCrop, to_tensor
+from lgq.data.transforms import RandomCrop, to_png, to_tensor
 
 __all__ = [
     "Batch",
@@ -25,6 +25,7 @@ __all__ = [
     "StoredImage",
     "decode",
     "open_dataset",
+    "to_png",
     "to_tensor",
 ]
 

@@ -6,6 +6,7 @@ process asks, in which order, or after how many restarts.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import count
 from math import exp, log, sqrt
 from typing import Any, NamedTuple
@@ -100,6 +101,14 @@ def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     """The pixels of an RGB image, from [0, 255] to [-1, 1]."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
+
+
+def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
+    """The file of an image in [-1, 1]; what lies outside is clamped."""
+    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    buffer = BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy()).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _uniform(*key: int) -> Iterator[float]:

@@ -14,22 +14,21 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from io import BytesIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.loader import Batch, ImageLoader, Loading
-from lgq.data.tokens import EncodedBatch, Encoding, TokenDataset, TokenError, TokenWriter, write_whole
-from lgq.data.transforms import to_tensor
+from lgq.data.token_format import Encoding, TokenError
+from lgq.data.token_writer import EncodedBatch, TokenWriter, write_whole
+from lgq.data.tokens import TokenDataset
+from lgq.data.transforms import to_png, to_tensor
 from lgq.distributed import rank, world_size
 from lgq.evaluation.reconstruction import psnr
 from lgq.tokenizer import Tokenizer
@@ -135,7 +134,7 @@ def decode_tokens(
     for chosen in _in_batches(missing, batch_size):
         images = tokenizer.decode(torch.stack([dataset[i].tokens for i in chosen]).to(_device(tokenizer)))
         for i, image in zip(chosen, images, strict=True):
-            write_whole(files[i], _png(image))
+            write_whole(files[i], to_png(image))
         done += len(chosen)
         _report(on_progress, done, len(mine))
     _wait_for_all()
@@ -161,7 +160,7 @@ def reconstruct_images(
             _log.warning("broken image no. %d: %s", len(broken), error)
         else:
             reconstruction = tokenizer.decode(tokenizer.encode(original)).to(original.dtype)
-            write_whole(Path(out, name), _png(torch.cat([original, reconstruction], dim=3)[0]))
+            write_whole(Path(out, name), to_png(torch.cat([original, reconstruction], dim=3)[0]))
             quality = psnr(original, reconstruction).item()
             images.append(ReconstructedImage(path, Path(out, name), quality))
         _report(on_progress, done, len(paths))
@@ -238,13 +237,6 @@ def _read(path: Path, factor: int) -> Float[Tensor, "3 h w"]:
         raise BrokenImage(str(path), f"{size} pixels hold no token of {factor} x {factor}")
     left, top = (stored.size[0] - width) // 2, (stored.size[1] - height) // 2
     return to_tensor(stored.rgb().crop((left, top, left + width, top + height)))
-
-
-def _png(image: Float[Tensor, "3 h w"]) -> bytes:
-    pixels = ((image.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    buffer = BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).cpu().numpy())).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _distinct(stems: Iterable[str]) -> Iterator[str]:

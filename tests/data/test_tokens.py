@@ -15,7 +15,9 @@ from safetensors import safe_open
 
 import lgq.data.tokens as tokens_module
 from lgq.data import DataError
-from lgq.data.tokens import HEADER, EncodedBatch, Encoding, TokenDataset, TokenError, TokenWriter, shard_name
+from lgq.data.token_format import HEADER, Encoding, TokenError, shard_name
+from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.tokens import TokenDataset
 from lgq.files import sealed_json
 
 
@@ -160,8 +162,8 @@ def test_tokens_of_no_readable_image_are_an_error(tmp_path):
 
 def test_opening_reads_the_header_alone_and_each_shard_is_hashed_once(folder, monkeypatch):
     hashed = []
-    real = tokens_module._sha256
-    monkeypatch.setattr(tokens_module, "_sha256", lambda path: hashed.append(path.name) or real(path))
+    real = tokens_module.sha256_of
+    monkeypatch.setattr(tokens_module, "sha256_of", lambda path: hashed.append(path.name) or real(path))
     dataset = TokenDataset(folder)
     assert hashed == []
     for index in (4, 3, 4, 0):

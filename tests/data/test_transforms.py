@@ -18,6 +18,7 @@ from lgq.data.transforms import (
     random_crop,
     random_order,
     render,
+    to_png,
     to_tensor,
 )
 
@@ -190,3 +191,14 @@ def test_tiny_images_are_enlarged(size):
 def test_impossible_settings_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RandomCrop(**wrong)
+
+
+def test_a_png_holds_every_level_of_an_image():
+    pixels = np.arange(768, dtype=np.uint16).astype(np.uint8).reshape(16, 16, 3)
+    with Image.open(BytesIO(to_png(to_tensor(Image.fromarray(pixels))))) as image:
+        assert np.array_equal(np.asarray(image), pixels)
+
+
+def test_a_png_clamps_what_cannot_be_seen():
+    with Image.open(BytesIO(to_png(torch.tensor([-3.0, 0.0, 7.0]).view(3, 1, 1)))) as image:
+        assert image.getpixel((0, 0)) == (0, 128, 255)

@@ -15,7 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, open_dataset, to_tensor
-from lgq.data.tokens import HEADER, EncodedBatch, Encoding, TokenDataset, TokenError, TokenWriter
+from lgq.data.token_format import HEADER, Encoding, TokenError
+from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.tokens import TokenDataset
 from lgq.evaluation.encoding import decode_tokens, encode_dataset, reconstruct_images
 from lgq.models.autoencoder import Backbone
 from lgq.tokenizer import Tokenizer

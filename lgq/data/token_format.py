@@ -1,0 +1,152 @@
+"""The format of token shards, and the records in it.
+
+n = images of a shard, h w = tokens along the height and the width.
+
+A directory of tokens holds, in format 1:
+
+    tokens.json                 the header, written last: a directory without it is unfinished
+    tokens-00000.safetensors    the first `shard_size` images of the data set, in its order, without
+    tokens-00001.safetensors    those that could not be read; then the next, and so on
+
+The header is UTF-8 JSON, as `json.dumps(..., indent=2, ensure_ascii=False)` writes it:
+
+    format      1
+    encoding    what was encoded, and how: the fields of `Encoding`
+    images      number of images in all shards
+    shards      file, images and sha256 of each
+    broken      name and reason of each image that could not be read
+    checksum    sha256 of the header without this field
+
+A shard holds these tensors, and under the key `lgq` of its metadata a note in JSON (format, encoding,
+shard, images, broken, and a checksum of all this and the tensors), by which it can be told apart
+while there is no header yet:
+
+    tokens      (n, h, w), or (n, h, w, stages) where there are several; in the first of uint8, uint16,
+                uint32 and int64 that holds the codebook
+    flipped     the same for the images mirrored left and right, if `encoding.flips`
+    labels      (n,) int64, -1 for none
+    names       all names one after the other, in UTF-8 (`surrogatepass`: any string of Python), as uint8
+    name_ends   (n,) int64: where each name ends in `names`
+
+Every file is written beside its place and then renamed, so it is whole or absent.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+
+from lgq.data.images import DataError
+from lgq.files import Fingerprint, json_bytes
+
+FORMAT = 1
+HEADER = "tokens.json"
+NOTE = "lgq"
+"""Key of a shard's note in its metadata."""
+UNLABELLED = -1
+AGAIN = "encode again with the same arguments, which makes anew what is missing or damaged"
+
+_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)
+
+Array = Shaped[np.ndarray, "..."]
+
+
+class TokenError(DataError):
+    """Tokens that cannot be read or written; the message names the file, the rule and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """What was encoded, and how: an unfinished directory is continued only where all of it is equal."""
+
+    fingerprint: str
+    """Of the tokenizer."""
+    codebook_size: int
+    """Number of codes: tokens are below it."""
+    stages: int
+    """Tokens at each place; above 1, tokens have a trailing axis of stages."""
+    grid: tuple[int, int]
+    """Tokens along the height and the width of an image."""
+    image_size: int
+    """Side in pixels of the square images that were encoded."""
+    flips: bool
+    """Whether each image has a second encoding, of its mirror image."""
+    classes: tuple[str, ...]
+    """Label i is `classes[i]`."""
+    source: str
+    """The data set, as it shows itself."""
+    source_images: int
+    """Images in the data set, with those that could not be read."""
+    shard_size: int
+    """Images of the data set that a shard covers; the last one may cover fewer."""
+
+    @property
+    def shards(self) -> int:
+        return -(-self.source_images // self.shard_size)
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return self.grid if self.stages == 1 else (*self.grid, self.stages)
+
+    @property
+    def dtype(self) -> Any:
+        """The narrowest type on disk that holds the codebook."""
+        return next(kind for kind in _DTYPES if self.codebook_size - 1 <= np.iinfo(kind).max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What the header says of a shard."""
+
+    file: str
+    images: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The content of tokens.json."""
+
+    format: int
+    encoding: Encoding
+    images: int
+    shards: tuple[Shard, ...]
+    broken: tuple[tuple[str, str], ...]
+
+
+def shard_name(number: int) -> str:
+    return f"tokens-{number:05d}.safetensors"
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """What a shard says of itself; none where it is absent, damaged or under another's name."""
+    try:
+        with safe_open(path, "np") as file:
+            note: dict[str, Any] = json.loads(file.metadata()[NOTE])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        checksum = note.pop("checksum")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    intact = checksum == checksum_of(note, tensors) and path.name == shard_name(note["shard"])
+    return note if intact else None
+
+
+def checksum_of(content: dict[str, Any], tensors: dict[str, Array]) -> str:
+    digest = hashlib.sha256(json_bytes(content))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    try:
+        return Fingerprint.of_file(path).sha256
+    except OSError as error:
+        raise TokenError(f"cannot read {path} ({error.strerror or error}): {AGAIN}.") from error
