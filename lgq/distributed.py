@@ -1,10 +1,24 @@
 """Who am I among the processes, and sums over all of them; inert on one process."""
 
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+def join_processes() -> torch.device:
+    """Meet the processes that torchrun started, if it did; returns the device of this one."""
+    accelerator = torch.accelerator.current_accelerator()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        # Counts and metrics meet on the CPU, gradients on the device.
+        dist.init_process_group("gloo" if accelerator is None else "cpu:gloo,cuda:nccl")
+    if accelerator is None:
+        return torch.device("cpu")
+    device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
+    torch.accelerator.set_device_index(device.index)
+    return device
 
 
 def world_size() -> int:
@@ -18,6 +32,13 @@ def rank() -> int:
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Sum over processes, differentiable: each rank's share receives the sum of all gradients."""
     return x if world_size() == 1 else _Sum.apply(x)
+
+
+def stack_over_ranks(x: Tensor) -> Tensor:
+    """All processes' values of one shape, first process first; a sum with zeros changes no value."""
+    every = x.new_zeros(world_size(), *x.shape)
+    every[rank()] = x
+    return sum_over_ranks(every)
 
 
 def broadcast_from_first(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """How a codebook is used: counts of codes over a data set, and what they say.   k = codes."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -84,14 +85,30 @@ class CodeUsage:
 
         Near 1 where codes win by size, near 0 where they win by place; nan where either is constant.
         """
-        if len(codebook) != len(self.counts):
-            sizes = f"{len(codebook)} codes, {len(self.counts)} counts"
-            raise ValueError(f"the codebook must be the one that was counted, got {sizes}.")
-        norms = torch.linalg.vector_norm(codebook.detach().double(), dim=1)
-        pair = torch.stack([norms, self.counts.to(norms.device).double().log1p()])
+        norms = self._norms(codebook)
+        pair = torch.stack([norms, self.counts.double().log1p()])
         centred = pair - pair.mean(1, keepdim=True)
         lengths = torch.linalg.vector_norm(centred, dim=1)
         return float(centred[0] @ centred[1] / lengths.prod())
+
+    def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
+        """Whether dead codes are the short ones: the paper's table of norms.
+
+        Ranges of norms of dead and of live codes, and `norm_correlation`; what does not exist is left out.
+        """
+        norms, dead = self._norms(codebook), self.counts == 0
+        values: dict[str, float] = {}
+        for name, group in (("dead", norms[dead]), ("live", norms[~dead])):
+            if len(group):
+                values |= {f"{name}_norm_min": float(group.min()), f"{name}_norm_max": float(group.max())}
+        correlation = self.norm_correlation(codebook)
+        return values if math.isnan(correlation) else values | {"norm_correlation": correlation}
+
+    def _norms(self, codebook: Float[Tensor, "k c"]) -> Float[Tensor, " k"]:
+        if len(codebook) != len(self.counts):
+            sizes = f"{len(codebook)} codes, {len(self.counts)} counts"
+            raise ValueError(f"the codebook must be the one that was counted, got {sizes}.")
+        return torch.linalg.vector_norm(codebook.detach().to(self.counts.device).double(), dim=1)
 
     def summary(self) -> dict[str, float]:
         """The numbers a table shows."""

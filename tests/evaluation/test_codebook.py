@@ -75,6 +75,23 @@ def test_norm_correlation_is_one_where_counts_follow_norms_and_nan_where_norms_a
     assert math.isnan(CodeUsage(counts).norm_correlation(torch.ones(4, 2)))
 
 
+def test_norms_are_told_apart_by_use():
+    codebook = torch.tensor([[3.0, 4.0], [0.0, 0.5], [0.0, 7.0], [0.6, 0.8]])
+    summary = CodeUsage(torch.tensor([4, 0, 9, 0])).norm_summary(codebook)
+    correlation = summary.pop("norm_correlation")
+    assert summary == pytest.approx(
+        {"dead_norm_min": 0.5, "dead_norm_max": 1, "live_norm_min": 5, "live_norm_max": 7}
+    )
+    assert correlation == CodeUsage(torch.tensor([4, 0, 9, 0])).norm_correlation(codebook)
+
+
+def test_norms_that_do_not_exist_are_left_out():
+    live = CodeUsage(torch.tensor([1, 2])).norm_summary(torch.ones(2, 3))
+    assert set(live) == {"live_norm_min", "live_norm_max"}
+    dead = CodeUsage.of(2).norm_summary(torch.eye(2))
+    assert set(dead) == {"dead_norm_min", "dead_norm_max"}
+
+
 def test_many_dimensional_indices_are_counted():
     usage = CodeUsage.of(4)
     usage.update(torch.tensor([[[0, 1], [1, 3]]], dtype=torch.uint8))
@@ -88,5 +105,7 @@ def test_bad_input_is_refused_by_name():
         usage_of([1]).merge(usage_of([1], size=9))
     with pytest.raises(ValueError, match="got 3 codes, 10 counts"):
         usage_of([1]).norm_correlation(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="got 3 codes, 10 counts"):
+        usage_of([1]).norm_summary(torch.ones(3, 2))
     with pytest.raises(ValueError, match="codebook_size must be at least 1, got 0"):
         CodeUsage.of(0)

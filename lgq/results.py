@@ -1,0 +1,73 @@
+"""Results records: what evaluations and experiments leave behind, and reports read; a JSON object a line.
+
+    {"kind": "tokenizer", "command": [...], "config": {...}, "seed": 0, "data": "...", "images": 10000,
+     "metrics": {"psnr": 21.3, "rfid": 12.1}, "absent": {"lpips": "why"}, "fid": {...}, ...}
+
+A metric that is no finite number is null. Records are only ever added, each in one write, so several
+processes may share a file, and a killed one leaves at most a torn last line, which readers leave out.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from lgq.files import json_bytes, make_directory, sync_directory
+
+RESULTS = "results.jsonl"
+
+
+class ResultsError(ValueError):
+    """Results that cannot be written or read; the message says why, and the way out."""
+
+
+def append_result(file: str | Path, record: dict[str, Any]) -> None:
+    """Add a record, on the disk when this returns."""
+    path = Path(file)
+    try:
+        make_directory(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            line = json_bytes(_strict(record))
+            os.write(descriptor, line if _ends_whole(descriptor) else b"\n" + line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise ResultsError(
+            f"cannot write {path} ({error.strerror or error}): choose another place."
+        ) from error
+
+
+def read_results(file: str | Path) -> list[dict[str, Any]]:
+    """Every whole record of a file, in the order in which they came."""
+    try:
+        lines = Path(file).read_bytes().splitlines()
+    except OSError as error:
+        raise ResultsError(f"cannot read {file} ({error.strerror or error}): check the path.") from error
+    records = [_record(line) for line in lines]
+    return [record for record in records if record is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _ends_whole(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+
+
+def _strict(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {name: _strict(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

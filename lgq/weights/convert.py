@@ -1,0 +1,97 @@
+"""From the published files' names and layouts to those of our own modules."""
+
+import re
+from io import BytesIO
+
+import torch
+from torch import Tensor
+
+from lgq.weights.errors import WeightsError
+from lgq.weights.unpickle import numpy_pickle, torchscript
+
+_STEM = {"1a_3x3": "conv", "2a_3x3": "conv_1", "2b_3x3": "conv_2", "3b_1x1": "conv_3", "4a_3x3": "conv_4"}
+_MIXED = ("5b", "5c", "5d", "6a", "6b", "6c", "6d", "6e", "7a", "7b", "7c")
+_NORM = {"conv.weight": "weight", "bn.bias": "beta", "bn.running_mean": "mean", "bn.running_var": "var"}
+_TOWERS = {
+    # by the kind of block, 5 to 7 for the resolution and a for the reducing ones: which branch is which tower
+    "5": {"branch5x5": "tower", "branch3x3dbl": "tower_1", "branch_pool": "tower_2"},
+    "6a": {"branch3x3dbl": "tower"},
+    "6": {"branch7x7": "tower", "branch7x7dbl": "tower_1", "branch_pool": "tower_2"},
+    "7a": {"branch3x3": "tower", "branch7x7x3": "tower_1"},
+    "7": {"branch3x3": "tower", "branch3x3dbl": "tower_1", "branch_pool": "tower_2"},
+}
+
+
+def lpips(data: bytes, *, network: str) -> dict[str, Tensor]:
+    """Convolutions of VGG16 or AlexNet and the heads of LPIPS 0.1, as the JAX port pickles them."""
+    return dict(_lpips_entry(name, tensor, network) for name, tensor in numpy_pickle(data).items())
+
+
+def _lpips_entry(name: str, tensor: Tensor, network: str) -> tuple[str, Tensor]:
+    if found := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.kernel", name):
+        return f"convolutions.{found[1]}.weight", tensor.permute(3, 2, 0, 1).contiguous()
+    if found := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.bias", name):
+        return f"convolutions.{found[1]}.bias", tensor
+    if found := re.fullmatch(r"NetLinLayer_(\d+)\.Conv_0\.kernel", name):
+        return f"head_{found[1]}", tensor.flatten()
+    raise _unknown(name)
+
+
+def inception_features(data: bytes) -> dict[str, Tensor]:
+    """The FID network without its classifier, as a TorchScript module."""
+    return {_graph_name(name): tensor for name, tensor in torchscript(data).items()}
+
+
+def _graph_name(name: str) -> str:
+    """`net.layers.mixed_9.tower_1_mixed_conv_1.beta` is `network.mixed_9.tower_1.split.conv_1.beta` here."""
+    if not name.startswith("net.layers."):
+        raise _unknown(name)
+    name = name.replace("net.layers.", "network.").replace("_mixed_conv", ".split.conv")
+    return re.sub(r"(tower(_\d)?)_conv", r"\1.conv", name)
+
+
+def inception_with_classifier(data: bytes) -> dict[str, Tensor]:
+    """The whole FID network, as a state_dict with the names of torchvision's Inception."""
+    state: dict[str, Tensor] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    _require_no_scale(state)
+    # Inception Score (Salimans et al. 2016) multiplies by the classifier's weight and adds no bias.
+    tensors = {"classifier": state["fc.weight"]}
+    for name, tensor in state.items():
+        if name.endswith(tuple(_NORM)):
+            tensors[_torchvision_name(name)] = tensor.contiguous()
+    return tensors
+
+
+def _require_no_scale(state: dict[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if name.endswith("bn.weight") and not torch.all(tensor == 1):
+            raise WeightsError(f"{name} scales, and the FID network has no such scales: this is another one.")
+
+
+def _torchvision_name(name: str) -> str:
+    """`Mixed_7b.branch3x3dbl_3b.bn.bias` is `network.mixed_9.tower_1.split.conv_1.beta` here."""
+    block, *branch, layer, kind = name.split(".")
+    value = _NORM[f"{layer}.{kind}"]
+    if block.startswith("Conv2d_"):
+        return f"network.{_STEM[block.removeprefix('Conv2d_')]}.{value}"
+    place = block.removeprefix("Mixed_")
+    mixed = _counted("mixed", _MIXED.index(place))
+    return f"network.{mixed}.{_branch_name(place, branch[0])}.{value}"
+
+
+def _branch_name(place: str, branch: str) -> str:
+    towers = _TOWERS.get(place) or _TOWERS[place[0]]
+    stem, _, step = branch.partition("_") if branch != "branch_pool" else (branch, "", "")
+    if stem not in towers:
+        return "conv"
+    if step[1:]:  # 2a and 2b, or 3a and 3b: two layers side by side end the tower
+        return f"{towers[stem]}.split.{_counted('conv', 'ab'.index(step[1]))}"
+    return f"{towers[stem]}.{_counted('conv', int(step or 1) - 1)}"
+
+
+def _counted(name: str, index: int) -> str:
+    return f"{name}_{index}" if index else name
+
+
+def _unknown(name: str) -> WeightsError:
+    return WeightsError(f"the file holds {name}, which the network does not have: it is another network's.")

@@ -1,0 +1,251 @@
+"""The FID network is the published one, and prepares its images in one way."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lgq import weights
+from lgq.models.inception import InceptionV3
+from lgq.weights.convert import inception_with_classifier
+
+
+@pytest.fixture(scope="module")
+def network() -> InceptionV3:
+    return InceptionV3(classifier=True)
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    levels = torch.randint(256, (2, 3, 20, 24), generator=torch.Generator().manual_seed(0))
+    return levels / 127.5 - 1
+
+
+@pytest.fixture(scope="module")
+def features(network: InceptionV3, images: Tensor) -> Tensor:
+    return network(images)
+
+
+class PlainInception:
+    """The network as pytorch-fid names and writes it; draws its weights where it meets a layer first."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        self.generator = torch.Generator().manual_seed(1)
+
+    def conv(
+        self, name: str, x: Tensor, width: int, kernel: tuple[int, int] = (1, 1), **options: int
+    ) -> Tensor:
+        fan_in = x.shape[1] * kernel[0] * kernel[1]
+        weight = torch.randn(width, x.shape[1], *kernel, generator=self.generator) * (2 / fan_in) ** 0.5
+        mean, bias = 0.1 * torch.randn(2, width, generator=self.generator)
+        var = 0.5 + torch.rand(width, generator=self.generator)
+        norm = {"weight": torch.ones(width), "bias": bias, "running_mean": mean, "running_var": var}
+        self.state[f"{name}.conv.weight"] = weight
+        self.state |= {f"{name}.bn.{kind}": value for kind, value in norm.items()}
+        padding = (0, 0) if options.pop("valid", 0) else (kernel[0] // 2, kernel[1] // 2)
+        x = F.conv2d(x, weight, padding=padding, **options)
+        x = (x - mean[:, None, None]) / (var[:, None, None] + 0.001).sqrt() + bias[:, None, None]
+        return x.clamp(min=0)
+
+    def tower(self, name: str, x: Tensor, *layers: tuple[int, tuple[int, int]]) -> Tensor:
+        for step, (width, kernel) in enumerate(layers, 1):
+            x = self.conv(f"{name}_{step}", x, width, kernel)
+        return x
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.conv("Conv2d_1a_3x3", x, 32, (3, 3), stride=2, valid=1)
+        x = self.conv("Conv2d_2a_3x3", x, 32, (3, 3), valid=1)
+        x = F.max_pool2d(self.conv("Conv2d_2b_3x3", x, 64, (3, 3)), 3, 2)
+        x = self.conv("Conv2d_3b_1x1", x, 80)
+        x = F.max_pool2d(self.conv("Conv2d_4a_3x3", x, 192, (3, 3), valid=1), 3, 2)
+        for place, pooled in (("5b", 32), ("5c", 64), ("5d", 64)):
+            x = torch.cat(list(self.block_a(f"Mixed_{place}", x, pooled)), 1)
+        x = torch.cat(list(self.block_b("Mixed_6a", x)), 1)
+        for place, width in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
+            x = torch.cat(list(self.block_c(f"Mixed_{place}", x, width)), 1)
+        x = torch.cat(list(self.block_d("Mixed_7a", x)), 1)
+        x = torch.cat(list(self.block_e("Mixed_7b", x, self.average(x))), 1)
+        x = torch.cat(list(self.block_e("Mixed_7c", x, F.max_pool2d(x, 3, 1, 1))), 1)
+        return x.mean((2, 3))
+
+    @staticmethod
+    def average(x: Tensor) -> Tensor:
+        """Over the neighbours that lie inside the image."""
+        ones = torch.ones_like(x[:1, :1])
+        return F.avg_pool2d(x, 3, 1, 1) / F.avg_pool2d(ones, 3, 1, 1)
+
+    def block_a(self, name: str, x: Tensor, pooled: int) -> Iterator[Tensor]:
+        yield self.conv(f"{name}.branch1x1", x, 64)
+        yield self.tower(f"{name}.branch5x5", x, (48, (1, 1)), (64, (5, 5)))
+        yield self.tower(f"{name}.branch3x3dbl", x, (64, (1, 1)), (96, (3, 3)), (96, (3, 3)))
+        yield self.conv(f"{name}.branch_pool", self.average(x), pooled)
+
+    def block_b(self, name: str, x: Tensor) -> Iterator[Tensor]:
+        yield self.conv(f"{name}.branch3x3", x, 384, (3, 3), stride=2, valid=1)
+        inner = self.tower(f"{name}.branch3x3dbl", x, (64, (1, 1)), (96, (3, 3)))
+        yield self.conv(f"{name}.branch3x3dbl_3", inner, 96, (3, 3), stride=2, valid=1)
+        yield F.max_pool2d(x, 3, 2)
+
+    def block_c(self, name: str, x: Tensor, width: int) -> Iterator[Tensor]:
+        flat, tall = (1, 7), (7, 1)
+        yield self.conv(f"{name}.branch1x1", x, 192)
+        yield self.tower(f"{name}.branch7x7", x, (width, (1, 1)), (width, flat), (192, tall))
+        doubled = ((width, (1, 1)), (width, tall), (width, flat), (width, tall), (192, flat))
+        yield self.tower(f"{name}.branch7x7dbl", x, *doubled)
+        yield self.conv(f"{name}.branch_pool", self.average(x), 192)
+
+    def block_d(self, name: str, x: Tensor) -> Iterator[Tensor]:
+        inner = self.tower(f"{name}.branch3x3", x, (192, (1, 1)))
+        yield self.conv(f"{name}.branch3x3_2", inner, 320, (3, 3), stride=2, valid=1)
+        inner = self.tower(f"{name}.branch7x7x3", x, (192, (1, 1)), (192, (1, 7)), (192, (7, 1)))
+        yield self.conv(f"{name}.branch7x7x3_4", inner, 192, (3, 3), stride=2, valid=1)
+        yield F.max_pool2d(x, 3, 2)
+
+    def block_e(self, name: str, x: Tensor, pooled: Tensor) -> Iterator[Tensor]:
+        yield self.conv(f"{name}.branch1x1", x, 320)
+        inner = self.tower(f"{name}.branch3x3", x, (384, (1, 1)))
+        yield self.conv(f"{name}.branch3x3_2a", inner, 384, (1, 3))
+        yield self.conv(f"{name}.branch3x3_2b", inner, 384, (3, 1))
+        inner = self.tower(f"{name}.branch3x3dbl", x, (448, (1, 1)), (384, (3, 3)))
+        yield self.conv(f"{name}.branch3x3dbl_3a", inner, 384, (1, 3))
+        yield self.conv(f"{name}.branch3x3dbl_3b", inner, 384, (3, 1))
+        yield self.conv(f"{name}.branch_pool", pooled, 192)
+
+
+def plain_preparation(images: Tensor) -> Tensor:
+    """Bytes, then each of 299 x 299 pixels from its four neighbours, half a pixel off the corner."""
+    x = torch.floor((images.double() + 1) * 127.5 + 0.5).clamp(0, 255)
+    for axis in (2, 3):
+        size = x.shape[axis]
+        place = ((torch.arange(299, dtype=torch.float64) + 0.5) * size / 299 - 0.5).clamp(0, size - 1)
+        low = place.floor().long()
+        share = (place - low).view([-1 if dim == axis else 1 for dim in range(4)])
+        high = (low + 1).clamp(max=size - 1)
+        x = x.index_select(axis, low) * (1 - share) + x.index_select(axis, high) * share
+    return ((x - 128) / 128).float()
+
+
+def test_the_full_file_becomes_the_network_that_a_plain_writing_gives(network, images):
+    plain = PlainInception()
+    expected = plain.features(plain_preparation(images[:1]))
+    plain.state["fc.weight"] = torch.randn(1008, 2048)
+    plain.state["fc.bias"] = torch.randn(1008)
+    buffer = io.BytesIO()
+    torch.save(plain.state, buffer)
+    loaded = InceptionV3(classifier=True)
+    loaded.load_state_dict(inception_with_classifier(buffer.getvalue()))
+    found = loaded(images[:1])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    torch.testing.assert_close(loaded.logits(found), found @ plain.state["fc.weight"].T)
+
+
+def test_features_have_the_published_shape_and_precision(features):
+    assert features.shape == (2, 2048)
+    assert features.dtype == torch.float32
+    assert (features >= 0).all()
+    assert features.std() > 0
+
+
+def test_values_that_round_to_the_same_byte_give_identical_features(network, images, features):
+    within = images + (torch.rand_like(images) - 0.5) * 0.98 / 127.5
+    assert torch.equal(network(within), features)
+    assert not torch.equal(network(images.roll(1, 2)), features)
+
+
+def test_values_beyond_the_range_count_as_its_ends(network):
+    extreme = torch.tensor([-1.0, 1.0]).repeat(3 * 8 * 4).view(1, 3, 8, 8)
+    assert torch.equal(network(3 * extreme), network(extreme))
+
+
+def test_each_image_has_its_own_features(network, images, features):
+    torch.testing.assert_close(network(images[1:]), features[1:], rtol=1e-4, atol=1e-4)
+    assert network(images[:0]).shape == (0, 2048)
+
+
+def test_memory_format_changes_no_bit(network, images, features):
+    assert torch.equal(network(images.to(memory_format=torch.channels_last)), features)
+
+
+def test_autocast_changes_no_bit(network, images, features):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(network(images), features)
+        logits = network.logits(features)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, network.logits(features))
+
+
+def test_the_network_is_frozen_in_every_mode(network, images, features):
+    assert list(network.parameters()) == []
+    found = network.train()(images.clone().requires_grad_())
+    assert torch.equal(found, features)
+    assert not found.requires_grad
+
+
+def test_there_are_94_convolutions_and_the_published_number_of_weights(network):
+    state = network.state_dict()
+    assert sum(name.endswith(".beta") for name in state) == 94
+    assert sum(tensor.numel() for name, tensor in state.items() if name != "classifier") == 21_802_784
+
+
+def test_the_convention_says_what_makes_features_comparable(network):
+    record = asdict(network.convention)
+    assert record["weights"] == "random"
+    assert record.keys() == {"weights", "weights_sha256", "quantisation", "resize", "normalisation"}
+
+
+def test_logits_without_a_classifier_are_refused(features):
+    with pytest.raises(ValueError, match=r"InceptionV3\.pretrained\(classifier=True\)"):
+        InceptionV3().logits(features)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_images_are_refused_in_one_sentence(network, images):
+    with pytest.raises(ValueError, match="float in"):
+        network(images.to(torch.uint8))
+    with pytest.raises(ValueError, match=r"RGB .*\(2, 1, 20, 24\)"):
+        network(images[:, :1])
+    with pytest.raises(ValueError, match="RGB"):
+        network(images[..., :0])
+
+
+def test_missing_weights_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path))
+    with pytest.raises(
+        weights.WeightsError, match="FID needs weights that are not here: run `lgq weights fet"
+    ):
+        InceptionV3.pretrained()
+    with pytest.raises(
+        weights.WeightsError, match=r"Inception Score needs .* run `lgq weights import pt_inc"
+    ):
+        InceptionV3.pretrained(classifier=True)
+
+
+def photographs() -> Tensor:
+    data = pytest.importorskip("skimage.data")
+    crops = (data.chelsea()[:256, 100:356], data.coffee()[100:356, 200:456])
+    pixels = torch.from_numpy(np.stack(crops))
+    return pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def test_published_weights_give_the_features_of_the_original_file():
+    """The numbers are the TorchScript file's own, which the rewriting matched bit by bit."""
+    try:
+        network = InceptionV3.pretrained()
+    except weights.WeightsError as absent:
+        pytest.skip(str(absent))
+    found = network(photographs())
+    expected = torch.tensor(
+        [
+            [0.4669937, 0.7462641, 0.5227030, 0.1899885, 0.1474324, 0.1418307],
+            [0.0894567, 0.4645536, 0.5719354, 0.4382905, 0.0988079, 0.2824461],
+        ]
+    )
+    torch.testing.assert_close(found[:, :6], expected, rtol=1e-4, atol=1e-5)
+    assert found.mean(1).tolist() == pytest.approx([0.2167116, 0.1954019], rel=1e-4)
+    assert network.convention.weights_sha256 == weights.SETS["inception-fid"].fingerprint.sha256

