@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS
-from lgq.training.loop import LoopSettings
 from lgq.training.losses import LossWeights
-from lgq.training.tokenizer import TokenizerRun
+from lgq.training.recipe import TokenizerRun
+from lgq.training.stopping import LoopSettings
 
 
 def imagenet256(quantizer: str) -> TokenizerRun:
@@ -44,6 +44,7 @@ def pocket(quantizer: str) -> TokenizerRun:
         loss=LossWeights(lpips=0.0, gan=0.0),
         precision="float32",
         validation_images=1_000,
+        best_by="l1",
         loop=LoopSettings(steps=10_000, validate_every=500, checkpoint_every=500),
     )
 

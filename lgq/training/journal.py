@@ -7,6 +7,7 @@ so a run that was stopped and resumed has the records of one that was not.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from lgq.files import json_bytes, make_directory, replace_file
+from lgq.files import json_bytes, make_directory, replace_file, sync_directory
+from lgq.training.tracking import WandbTracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -28,10 +30,10 @@ SHOWN = {"loss": "loss {:.4f}", "psnr": "{:.2f} dB", "utilization": "{:.1%} used
 
 
 class Journal:
-    """The records of a run, each on its way to the disk before `record` returns."""
+    """The records of a run: a killed process loses none, and a power cut none from before a `sync`."""
 
-    def __init__(self, file: FileIO, board: "SummaryWriter"):
-        self._file, self._board = file, board
+    def __init__(self, file: FileIO, board: "SummaryWriter", tracker: WandbTracker | None):
+        self._file, self._board, self._tracker = file, board, tracker
 
     def record(
         self, step: int, split: str, values: dict[str, float], *, seconds: float, **notes: Any
@@ -46,10 +48,16 @@ class Journal:
         for name, value in values.items():
             self._board.add_scalar(f"{split}/{name}", value, step)
         self._board.flush()
+        if self._tracker is not None:
+            self._tracker.record(step, split, values)
+
+    def sync(self) -> None:
+        """Wait until the disk has all records, so that what is saved next is never ahead of them."""
+        os.fsync(self._file.fileno())
 
 
 @contextmanager
-def open_journal(run: Path, *, step: int) -> Iterator[Journal]:
+def open_journal(run: Path, *, step: int, tracker: WandbTracker | None = None) -> Iterator[Journal]:
     """Go on after `step`: later records are of a future that the run left, and are dropped first."""
     # A second and more to import, which only the process that writes has to pay.
     from torch.utils.tensorboard import SummaryWriter
@@ -58,9 +66,10 @@ def open_journal(run: Path, *, step: int) -> Iterator[Journal]:
     _drop_after(run / METRICS, step)
     # A record is one unbuffered write: a killed process leaves it whole, or torn at the end.
     with (run / METRICS).open("ab", buffering=0) as file:
+        sync_directory(run)
         board = SummaryWriter(str(run / TENSORBOARD), purge_step=step + 1)
         try:
-            yield Journal(file, board)
+            yield Journal(file, board, tracker)
         finally:
             board.close()
 

@@ -63,6 +63,13 @@ def unflatten(skeleton: Any, tensors: dict[str, Stored]) -> Any:
     return state
 
 
+def seed_random_state(seed: int) -> None:
+    """Begin the generators of Python, NumPy and torch (all devices) at a seed of any size."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def capture_random_state() -> dict[str, Any]:
     """Where the generators of Python, NumPy and torch (CPU, every CUDA device) stand."""
     numpy = np.random.get_state(legacy=False)

@@ -6,9 +6,8 @@ import os
 import resource
 import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,13 +148,6 @@ SCENARIOS = {
     "the only one again": Scenario((1,), 1, 1),
     "after killed writes": Scenario((1, 2), 3, 2),
 }
-
-
-@pytest.fixture
-def quick_path(tmp_path) -> Iterator[Path]:
-    """In memory where possible, for tests that remove many directories, which takes a disk milliseconds."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path) as path:
-        yield Path(path)
 
 
 @pytest.fixture(params=SCENARIOS)

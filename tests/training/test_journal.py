@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from faulty_disk import FaultyDisk
+from leftovers import NoBoard
 
 from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records, show_progress
 
@@ -80,14 +81,6 @@ def test_a_process_killed_while_it_drops_records_leaves_them_all_or_the_kept_one
     assert all(steps in ([1, 2, 3, 4], [1, 2]) for steps in left)
     assert left[0] == [1, 2, 3, 4]
     assert left[-1] == [1, 2]
-
-
-class NoBoard:
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_value_that_is_no_number_is_null(tmp_path):

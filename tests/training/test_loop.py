@@ -1,9 +1,9 @@
 """The loop keeps its promises to whatever learns: here a walk that draws random steps."""
 
+import dataclasses
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,34 +13,23 @@ from typing import Any
 import pytest
 import torch
 from identity import assert_identical
+from leftovers import saved_states, timeless_records
 from torch import Tensor
 
 from lgq.config import to_json
 from lgq.training.checkpoint import Checkpoints
+from lgq.training.directory import RunError
 from lgq.training.journal import read_records
 from lgq.training.lock import LockError, run_lock
-from lgq.training.loop import DivergedError, LoopSettings, NonFiniteError, RunError, run_loop
+from lgq.training.loop import DivergedError, run_loop
+from lgq.training.stopping import LoopSettings
+from lgq.training.tracking import WandbTracker
+from lgq.training.trainee import NonFiniteError
 
 SETTINGS = LoopSettings(steps=9, log_every=2, validate_every=3, checkpoint_every=2, keep=2)
 
 
-class NoBoard:
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def add_scalar(self, *args) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def _without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=NoBoard))
+pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
 
 class Walk:
@@ -89,16 +78,8 @@ class Walk:
 
 
 def content(run: Path) -> dict[str, Any]:
-    """All that a run leaves behind, but times."""
-    checkpoints = Checkpoints(run / "checkpoints")
-    states = {path.name: checkpoints.load(path) for path in checkpoints.paths()}
-    records = read_records(run)
-    for timed in (*states.values(), *records):
-        del timed["seconds"]
-    for state in states.values():
-        del state["random"]["python"]  # the type checker of the tests draws from it
     places = {name: (run / name / "place.json").read_text() for name in ("best", "last")}
-    return {"states": states, "records": records, **places}
+    return {"states": saved_states(run), "records": timeless_records(run), **places}
 
 
 def walk(run: Path, **changes: Any) -> Walk:
@@ -215,6 +196,79 @@ def test_the_best_weights_are_those_of_the_best_score(tmp_path, higher_is_better
     assert chosen[-1] == (best_step, "distance")
 
 
+class Killed(BaseException):
+    pass
+
+
+class Mortal(Walk):
+    """Is killed when it is to do something for the `last`-th time."""
+
+    def __init__(self, last: int, settings: LoopSettings):
+        super().__init__(settings)
+        self.left = last
+
+    def _live(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def train_step(self, step: int) -> dict[str, Tensor]:
+        self._live()
+        return super().train_step(step)
+
+    def validate(self, step: int) -> dict[str, float]:
+        self._live()
+        return super().validate(step)
+
+    def state(self) -> dict[str, Any]:
+        self._live()
+        return super().state()
+
+    def save_pretrained(self, directory: Path) -> None:
+        self._live()
+        super().save_pretrained(directory)
+
+
+def test_wherever_a_run_is_killed_its_best_weights_are_of_the_best_score_that_it_knows(quick_path):
+    settings = LoopSettings(steps=4, validate_every=1, checkpoint_every=4)
+    scores = {1: 3.0, 2: 2.0, 3: 5.0, 4: 1.0}
+    unbroken = Walk(settings)
+    places = [unbroken.train_step(step) and unbroken.place.tolist() for step in range(4)]
+    best_steps = []
+    for last in range(1, 18):
+        run, trainee = quick_path / str(last), Mortal(last, settings)
+        trainee.scores = scores
+        with pytest.raises(Killed):
+            run_loop(trainee, settings, run)
+        if not Checkpoints(run / "checkpoints").paths():
+            assert not (run / "best").exists()
+            continue
+        out_of_time = dataclasses.replace(settings, minutes=1e-9)
+        best_steps.append(walk(run, settings=out_of_time).outcome.best_step)
+        assert json.loads((run / "best/place.json").read_text()) == places[best_steps[-1] - 1], last
+    assert set(best_steps) == {1, 2, 4}
+
+
+def test_no_checkpoint_is_ahead_of_its_records_on_the_disk(tmp_path, monkeypatch):
+    metrics, fsync, rename = str(tmp_path / "metrics.jsonl"), os.fsync, os.rename
+    on_disk, found = {}, []
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        on_disk[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    def noted_rename(old: Path, new: Path) -> None:
+        if Path(new).parent.name == "checkpoints" and not Path(new).suffix:
+            found.append((on_disk.get(metrics), os.path.getsize(metrics)))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    walk(tmp_path)
+    assert len(found) == 6
+    assert all(synced == written > 0 for synced, written in found)
+
+
 def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
     outcome = walk(tmp_path, scores={3: float("nan"), 6: 1.0, 9: float("nan")}).outcome
     assert (outcome.best, outcome.best_step) == (1.0, 6)
@@ -275,6 +329,30 @@ def test_settings_that_do_not_change_the_weights_may_change(tmp_path):
     assert json.loads((tmp_path / "run/config.json").read_text())["loop"]["keep"] == 1
 
 
+def test_weights_and_biases_gets_every_record_and_may_join_later(tmp_path, monkeypatch):
+    told = []
+
+    class Tracker(WandbTracker):
+        def __init__(self, run: Path, project: str, config: dict[str, Any], *, resumed: bool):
+            told.append((run, project, config["loop"]["wandb"], resumed))
+
+        def __enter__(self) -> "Tracker":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            told.append("over")
+
+        def record(self, step: int, split: str, values: dict[str, float]) -> None:
+            told.append((step, split))
+
+    monkeypatch.setattr("lgq.training.loop.WandbTracker", Tracker)
+    walk(tmp_path, signals={4: signal.SIGTERM})
+    assert told == []
+    walk(tmp_path, settings=dataclasses.replace(SETTINGS, wandb="pictures"))
+    recorded = [(record["step"], record["split"]) for record in read_records(tmp_path) if record["step"] > 5]
+    assert told == [(tmp_path, "pictures", "pictures", True), *recorded, "over"]
+
+
 def test_a_directory_in_use_is_refused(tmp_path):
     with run_lock(tmp_path), pytest.raises(LockError, match=f"in use by process {os.getpid()}"):
         walk(tmp_path)
@@ -301,17 +379,42 @@ def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
     def full(path: Path, value: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lgq.training.loop.replace_json", full)
+    monkeypatch.setattr("lgq.training.directory.replace_json", full)
     with pytest.raises(RunError, match="No space left on device; free space"):
         walk(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"log_every": 0}, {"keep": 0}, {"patience": 0}, {"minutes": 0.0}]
+    "wrong",
+    [{"steps": 0}, {"epochs": 0.0}, {"log_every": 0}, {"keep": 0}, {"patience": 0}, {"minutes": 0.0}],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LoopSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "items", "steps"),
+    [
+        (1, 10, 3),
+        (1, 8, 2),
+        (2.5, 8, 5),
+        (0.1, 40, 1),
+        (0.1, 120, 3),
+        (1e-9, 8, 1),
+        (1e9, 8, 9),
+        (None, 8, 9),
+    ],
+)
+def test_epochs_are_whole_steps_that_see_them_all_and_never_more_than_steps(epochs, items, steps):
+    settings = dataclasses.replace(SETTINGS, epochs=epochs)
+    assert settings.for_data(items, items_per_step=4) == dataclasses.replace(settings, steps=steps)
+
+
+def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):
+    by_epochs = dataclasses.replace(SETTINGS, epochs=2).for_data(12, items_per_step=4)
+    walk(tmp_path, settings=by_epochs, signals={2: signal.SIGTERM})
+    assert walk(tmp_path, settings=dataclasses.replace(SETTINGS, steps=6)).outcome.reason == "finished"
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_path):

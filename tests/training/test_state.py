@@ -21,6 +21,7 @@ from lgq.training.state import (
     capture_random_state,
     flatten,
     restore_random_state,
+    seed_random_state,
     unflatten,
 )
 
@@ -207,6 +208,17 @@ def test_restored_generators_repeat_what_they_drew():
     # Not before: the type checker of the tests draws numbers of its own.
     restore_random_state(through_files(captured))
     assert draws() == expected
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40])
+def test_a_seed_is_one_start_of_every_generator(seed):
+    found = []
+    for _ in range(2):
+        seed_random_state(seed)
+        found.append(draws())
+    assert found[0] == found[1]
+    seed_random_state(seed + 1)
+    assert all(value != other for value, other in zip(draws(), found[0], strict=True))
 
 
 def test_a_generator_object_goes_on_where_it_stood():

@@ -1,10 +1,8 @@
 """Training a tokenizer: whatever stops it, it ends where it would have ended."""
 
 import json
-import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,88 +16,29 @@ import pytest
 import torch
 from identity import assert_identical
 from PIL import Image
+from tiny_run import EVERYTHING, RUNS, TINY, left_by, train
 from torch import Tensor
 
 from lgq.data import FolderDataset
-from lgq.models.autoencoder import Backbone
-from lgq.models.discriminator import PatchDiscriminator
+from lgq.evaluation.judges import Judges
+from lgq.models.inception import InceptionV3
+from lgq.models.lpips import LPIPS
 from lgq.quantizers import QUANTIZERS
-from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
-from lgq.training import tokenizer as training
+from lgq.training import processes, validation
 from lgq.training.checkpoint import Checkpoints
+from lgq.training.directory import RunError
 from lgq.training.journal import read_records
-from lgq.training.lock import run_lock
-from lgq.training.loop import DivergedError, LoopSettings, RunError
+from lgq.training.loop import DivergedError
 from lgq.training.losses import LossWeights
+from lgq.training.networks import build_judges
+from lgq.training.recipe import TokenizerRun
 from lgq.training.schedule import Schedule
-from lgq.training.tokenizer import TokenizerRun, TokenizerTraining, train_tokenizer
+from lgq.training.stopping import LoopSettings
+from lgq.training.tokenizer import TokenizerTraining
+from lgq.weights import WeightsError
 
-TINY = TokenizerRun(
-    codebook_size=16,
-    backbone=Backbone(
-        widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2
-    ),
-    image_size=12,
-    batch_size=2,
-    workers=0,
-    loss=LossWeights(lpips=0.0, gan=0.0),
-    learning_rate=1e-2,
-    validation_images=3,
-    loop=LoopSettings(steps=6, log_every=1, validate_every=3, checkpoint_every=2),
-)
-EVERYTHING = replace(
-    TINY,
-    image_size=24,
-    loss=LossWeights(lpips=0.0, gan=0.1, discriminator_start=2, adaptive_gan=True),
-    schedule=Schedule(kind="cosine", warmup_steps=2),
-    average_decay=0.9,
-    accumulate=2,
-    clip=0.5,
-    channels_last=True,
-)
-RUNS = {
-    "lgq": TINY,
-    "vq that restarts codes": replace(TINY, quantizer="vq", quantizer_options={"restart_below": 0.9}),
-    "discriminator, average, accumulation": EVERYTHING,
-}
-
-
-class NoBoard:
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def add_scalar(self, *args) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-NO_TENSORBOARD = SimpleNamespace(SummaryWriter=NoBoard)
-
-
-@pytest.fixture(autouse=True)
-def _light(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", NO_TENSORBOARD)
-    monkeypatch.setattr(training, "PatchDiscriminator", partial(PatchDiscriminator, base_width=4))
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
-    for i in range(5):
-        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        coarse.resize((28, 28)).save(folder / f"{i}.png")
-    return folder
-
-
-def train(run: TokenizerRun, photos: Path, out: Path, **options: Any) -> Any:
-    return train_tokenizer(run, FolderDataset(photos), None, out, **options)
+pytestmark = pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator")
 
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +58,6 @@ def before_step(
     monkeypatch.setattr(TokenizerTraining, "train_step", train_step)
 
 
-def content(out: Path) -> dict[str, Any]:
-    """The last state and all records, but times."""
-    checkpoints = Checkpoints(out / "checkpoints")
-    state, records = checkpoints.load(checkpoints.paths()[0]), read_records(out)
-    for timed in (state, *records):
-        del timed["seconds"]
-    del state["random"]["python"]  # the type checker of the tests draws from it
-    weights = {name: (out / name / "model.safetensors").read_bytes() for name in ("best", "last")}
-    images = {path.name: path.read_bytes() for path in (out / "images").iterdir()}
-    return {"state": state, "records": records, "weights": weights, "images": images}
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(name, photos, tmp_path):
     train(RUNS[name], photos, tmp_path / "unbroken")
@@ -139,7 +66,7 @@ def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(name, photos, tmp_path
             stop_at(step, patch)
             assert train(RUNS[name], photos, tmp_path / "broken").reason == "interrupted"
     assert train(RUNS[name], photos, tmp_path / "broken", resume="must").reason == "finished"
-    assert_identical(content(tmp_path / "broken"), content(tmp_path / "unbroken"))
+    assert_identical(left_by(tmp_path / "broken"), left_by(tmp_path / "unbroken"))
 
 
 def test_two_runs_of_other_seeds_are_not_equal(photos, tmp_path):
@@ -150,90 +77,16 @@ def test_two_runs_of_other_seeds_are_not_equal(photos, tmp_path):
     assert ends[0] != ends[1]
 
 
-def child(run: TokenizerRun, photos: Path, out: Path, moment: tuple[str, str, int] | None) -> None:
-    """Train, and send itself a signal at a moment: (call, part of a path or number of the call, signal)."""
-    torch.set_num_threads(1)
-    sys.modules["torch.utils.tensorboard"] = NO_TENSORBOARD  # type: ignore[assignment]
-    if moment is not None:
-        _arm(*moment)
-    try:
-        os._exit(train(run, photos, out).exit_code)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        os._exit(2)
-
-
-def _arm(call: str, where: str, number: int) -> None:
-    owner = torch.optim.AdamW if call == "step" else os
-    plain, calls = getattr(owner, call), []
-
-    def armed(*args: Any, **kwargs: Any) -> Any:
-        calls.append(call)
-        if call == "step":
-            hit = len(calls) == int(where)
-        else:
-            hit = where in (os.readlink(f"/proc/self/fd/{args[0]}") if call == "fsync" else str(args[0]))
-        if hit:
-            os.kill(os.getpid(), number)
-        return plain(*args, **kwargs)
-
-    setattr(owner, call, armed)
-
-
-def in_child(*args: Any) -> int | None:
-    # Forked from a process that only imports: fast, and without the threads of this one.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lgq.training.tokenizer", "lgq.runs", "pytest"])
-    process = context.Process(target=child, args=args)
-    process.start()
-    process.join()
-    return process.exitcode
-
-
-KILLS = [
-    ("fsync", "config.json.partial"),
-    ("step", "2"),
-    ("fsync", "step-000002.partial/state.safetensors"),
-    ("rename", "last.partial"),
-    ("rename", "best.partial"),
-    ("fsync", "step-000004.partial/manifest.json"),
-    ("rename", "step-000006.partial"),
-]
-
-
-def test_a_run_killed_again_and_again_ends_as_one_that_was_never_killed(photos, tmp_path):
-    assert in_child(TINY, photos, tmp_path / "unbroken", None) == 0
-    broken = tmp_path / "broken"
-    for call, where in KILLS:
-        moment = (call, where, signal.SIGKILL.value)
-        assert in_child(TINY, photos, broken, moment) == -signal.SIGKILL, f"never came to {call} {where}"
-        if call != "step":
-            assert list(broken.rglob(f"{where.partition('/')[0]}")), "killed before it began to write"
-    assert in_child(TINY, photos, broken, None) == 0
-    assert_identical(content(broken), content(tmp_path / "unbroken"))
-
-
-def test_sigterm_saves_and_exits_with_the_documented_code(photos, tmp_path):
-    assert in_child(TINY, photos, tmp_path, ("step", "3", signal.SIGTERM.value)) == 75
-    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000003"
-
-
-def test_a_second_process_on_the_directory_is_refused(photos, tmp_path):
-    with run_lock(tmp_path):
-        assert in_child(TINY, photos, tmp_path, None) == 2
-    assert not (tmp_path / "config.json").exists()
-
-
 def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoint(
     photos, tmp_path, monkeypatch
 ):
     def spoil(trainee: TokenizerTraining) -> None:
         trainee.tokenizer.decoder.to_image.bias.data.fill_(float("nan"))
 
-    before_step(3, spoil, monkeypatch)
-    with pytest.raises(DivergedError, match=r"l1 is not finite at step 3: .*of step 2.*\d\.png, \d\.png"):
+    before_step(5, spoil, monkeypatch)
+    with pytest.raises(DivergedError, match=r"l1 is not finite at step 5: .*of step 4.*\d\.png, \d\.png"):
         train(TINY, photos, tmp_path)
-    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000002"
+    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000004"
     assert all(p.isfinite().all() for p in Tokenizer.from_pretrained(tmp_path / "last").parameters())
 
 
@@ -241,8 +94,8 @@ def test_nan_that_the_quantizer_refuses_is_a_diagnosis_too(photos, tmp_path, mon
     def spoil(trainee: TokenizerTraining) -> None:
         trainee.tokenizer.encoder.stem.bias.data.fill_(float("nan"))
 
-    before_step(3, spoil, monkeypatch)
-    with pytest.raises(DivergedError, match=r"the encoder's output is not finite at step 3: .*of step 2"):
+    before_step(5, spoil, monkeypatch)
+    with pytest.raises(DivergedError, match=r"the encoder's output is not finite at step 5: .*of step 4"):
         train(TINY, photos, tmp_path)
 
 
@@ -257,7 +110,7 @@ def test_a_gradient_that_is_no_number_is_found_before_it_is_saved(photos, tmp_pa
 
 def begin(run: TokenizerRun, photos: Path, out: Path) -> TokenizerTraining:
     data = FolderDataset(photos)
-    return TokenizerTraining(run, data, data, out, training._accelerator())
+    return TokenizerTraining(run, data, data, out, processes.join_processes())
 
 
 def start_and_stream(run: TokenizerRun, photos: Path, out: Path) -> dict[str, Any]:
@@ -323,7 +176,7 @@ def test_best_and_last_are_tokenizers_and_the_record_says_by_what(photos, tmp_pa
     validation = [record for record in read_records(tmp_path) if record["split"] == "validation"]
     assert {record["best_by"] for record in validation} == {"l1"}
     assert outcome.best == min(record["values"]["l1"] for record in validation)
-    assert validation[0]["values"].keys() == {"psnr", "ssim", "l1", "utilization", "perplexity"}
+    assert validation[0]["values"].keys() >= {"psnr", "ssim", "l1", "utilization", "perplexity"}
 
 
 def test_what_is_saved_is_the_average_and_not_the_weights_themselves(photos, tmp_path):
@@ -346,7 +199,7 @@ def test_a_validation_draws_images_above_reconstructions(photos, tmp_path):
 def test_a_grid_holds_the_images_themselves():
     images = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1).expand(2, 3, 4, 4)
     black = torch.full((2, 3, 4, 4), -2.0)
-    pixels = np.asarray(Image.open(BytesIO(training.grid_png(images, black))))
+    pixels = np.asarray(Image.open(BytesIO(validation.grid_png(images, black))))
     assert pixels.shape == (8, 8, 3)
     assert (pixels[:4, :4].max(), pixels[:4, 4:].min(), pixels[4:].max()) == (0, 255, 0)
 
@@ -360,9 +213,11 @@ def test_half_precision_trains(precision, photos, tmp_path):
 def test_the_stages_of_a_residual_quantizer_count_their_codes_apart(photos, tmp_path):
     run = replace(TINY, stages=2, loop=LoopSettings(steps=1))
     train(run, photos, tmp_path)
-    assert 0 < read_records(tmp_path)[-1]["values"]["utilization"] <= 1
-    slots = training._slots(torch.tensor([[3, 3]]), run)
-    assert slots.tolist() == [[3, 19]]
+    tokenizer = Tokenizer.from_pretrained(tmp_path / "last")
+    batches = begin(run, photos, tmp_path)._validation_loader.one_pass(run.validation_images)
+    tokens = torch.cat([tokenizer.encode(batch.images) for batch in batches]).flatten(0, 2)
+    used = sum(len(stage.unique()) for stage in tokens.T)
+    assert read_records(tmp_path)[-1]["values"]["utilization"] == pytest.approx(used / 32)
 
 
 def test_config_is_resolved_to_the_options_of_the_quantizer(photos, tmp_path):
@@ -372,9 +227,95 @@ def test_config_is_resolved_to_the_options_of_the_quantizer(photos, tmp_path):
     assert config["data"] == {"source": f"FolderDataset({str(photos)!r})", "images": 5}
 
 
-def test_lpips_is_refused_before_anything_is_written(photos, tmp_path):
-    with pytest.raises(RunError, match=r"loss\.lpips=1\.0 needs the LPIPS network.*set loss\.lpips=0"):
-        train(named_run("imagenet256-lgq"), photos, tmp_path / "run")
+def test_epochs_become_steps_that_config_holds_and_annealing_follows(photos, tmp_path):
+    # Two passes over five images, two at a time.
+    run = replace(TINY, loop=replace(TINY.loop, steps=1_000, epochs=2))
+    assert train(run, photos, tmp_path).step == 5
+    loop = json.loads((tmp_path / "config.json").read_text())["loop"]
+    assert (loop["steps"], loop["epochs"]) == (5, 2)
+    taus = [record["values"]["tau"] for record in read_records(tmp_path) if record["split"] == "train"]
+    assert taus == pytest.approx(np.linspace(1.0, 0.1, 5).tolist())
+
+
+def test_a_run_of_epochs_is_the_run_of_so_many_steps(photos, tmp_path):
+    for name, limit in {"epochs": {"epochs": 2}, "steps": {"steps": 5}}.items():
+        train(replace(TINY, loop=replace(TINY.loop, **limit)), photos, tmp_path / name)
+    fingerprints = {
+        Tokenizer.from_pretrained(tmp_path / n / "last").fingerprint() for n in ("epochs", "steps")
+    }
+    assert len(fingerprints) == 1
+
+
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_checkpointed_activations_change_no_bit_of_any_quantizer(quantizer, photos, tmp_path):
+    plain = replace(TINY, quantizer=quantizer)
+    frugal = replace(plain, backbone=replace(plain.backbone, checkpointing=True))
+    states = []
+    for run in (plain, frugal):
+        trainee = begin(run, photos, tmp_path)
+        for step in range(3):
+            trainee.train_step(step)
+        states.append(trainee.state())
+    assert_identical(*states)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", ["lgq", "vq that restarts codes"])
+def test_a_compiled_run_is_the_same_run_within_rounding(name, photos, tmp_path, monkeypatch):
+    # Traced and differentiated as ever, but left to torch's own kernels: to build others takes a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    ends = []
+    for compiled in (False, True):
+        trainee = begin(replace(RUNS[name], compile=compiled), photos, tmp_path)
+        terms = [trainee.train_step(step) for step in range(3)]
+        ends.append({"terms": terms, "weights": dict(trainee.tokenizer.state_dict())})
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
+
+
+def test_lpips_is_learned_from_and_decides_which_weights_are_best(photos, tmp_path, monkeypatch):
+    network = LPIPS()
+    monkeypatch.setattr(LPIPS, "pretrained", lambda: network)
+    run = replace(TINY, image_size=16, loss=LossWeights(l1=0.0, lpips=1.0, gan=0.0), best_by="lpips")
+    train(replace(run, loop=LoopSettings(steps=2, log_every=1)), photos, tmp_path)
+    *training, validated = read_records(tmp_path)
+    losses = [record["values"]["loss"] for record in training]
+    parts = [record["values"]["quantizer"] + record["values"]["lpips"] for record in training]
+    assert losses == pytest.approx(parts)
+    assert validated["best_by"] == "lpips"
+    tokenizer, batches = Tokenizer.from_pretrained(tmp_path / "last"), begin(run, photos, tmp_path)
+    (batch, rest) = batches._validation_loader.one_pass(run.validation_images)
+    images = torch.cat([batch.images, rest.images])
+    distances = network(images, tokenizer(images).reconstruction.clamp(-1, 1))
+    assert validated["values"]["lpips"] == pytest.approx(distances.mean().item())
+
+
+def test_where_a_network_is_not_at_hand_the_next_score_decides_and_config_says_so(
+    photos, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    train(replace(TINY, best_by="rfid", loop=LoopSettings(steps=1)), photos, tmp_path / "run")
+    assert caplog.text.count("lgq weights fetch") == 2
+    assert json.loads((tmp_path / "run/config.json").read_text())["best_by"] == "l1"
+    assert read_records(tmp_path / "run")[-1]["best_by"] == "l1"
+
+
+def test_rfid_comes_first_and_lpips_second(monkeypatch):
+    inception, lpips = InceptionV3(), LPIPS()
+    monkeypatch.setattr(LPIPS, "pretrained", lambda: lpips)
+    monkeypatch.setattr(InceptionV3, "pretrained", lambda: inception)
+
+    def chosen(best_by: str, lpips: LPIPS | None = None, images: int = 2) -> tuple[str, Judges]:
+        return build_judges(replace(TINY, best_by=best_by), lpips, torch.device("cpu"), images=images)
+
+    assert chosen("rfid") == ("rfid", Judges(None, inception))
+    assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", Judges(lpips))
+    assert chosen("l1", lpips) == ("l1", Judges(lpips))
+
+
+def test_without_the_weights_of_lpips_nothing_is_written(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(WeightsError, match="lgq weights fetch"):
+        train(replace(TINY, loss=LossWeights(gan=0.0)), photos, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -385,10 +326,10 @@ def test_images_too_small_for_the_discriminator_are_refused_at_the_start(photos,
 
 def test_a_rank_that_believes_it_is_alone_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(training.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(training, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(RunError, match=r"one of 2 processes .*accelerate sees 1"):
-        training._accelerator()
+        processes.join_processes()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""What a run needs, before it starts: its parameters, and an estimate of its memory.
+
+Weights, gradients and optimizer states are counted. What the backward pass keeps is measured: one
+image goes forward, and the tensors that autograd saves are added up; a batch keeps as many times that.
+Left out are passing buffers, the data loader, and what torch itself takes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from lgq.models.lpips import LPIPS
+from lgq.training.networks import build_networks
+from lgq.training.recipe import TokenizerRun
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Of one process."""
+
+    parameters: dict[str, int]
+    """Learned ones, by part."""
+    bytes: dict[str, int]
+    """By what they hold."""
+
+
+def footprint(run: TokenizerRun) -> Footprint:
+    # With random weights in the place of LPIPS: a plan needs no download.
+    without = replace(run, loss=replace(run.loss, lpips=0.0))
+    tokenizer, discriminator, _ = build_networks(without, torch.device("cpu"), torch.contiguous_format)
+    perceptual = LPIPS() if run.loss.lpips else None
+    parameters = tokenizer.parameter_counts()
+    if discriminator is not None:
+        parameters["discriminator"] = _count(discriminator.parameters())
+    learned = _FLOAT32 * sum(parameters.values())
+    sizes = {"weights": learned, "gradients": learned, "optimizer": 2 * learned}
+    if run.average_decay is not None:
+        sizes["average"] = _FLOAT32 * _count(tokenizer.parameters())
+    if perceptual is not None:
+        sizes["LPIPS"] = _FLOAT32 * _count(perceptual.buffers())
+    sizes["activations"] = _kept(run, tokenizer, discriminator, perceptual)
+    return Footprint(parameters=parameters, bytes=sizes)
+
+
+def _kept(
+    run: TokenizerRun, tokenizer: nn.Module, discriminator: nn.Module | None, perceptual: nn.Module | None
+) -> int:
+    """Bytes that a batch leaves behind for its backward pass."""
+    image = torch.zeros(1, 3, run.image_size, run.image_size)
+    networks = [network for network in (tokenizer, discriminator, perceptual) if network is not None]
+    weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
+    with _saved_tensors() as saved:
+        reconstruction = tokenizer(image).reconstruction
+        if perceptual is not None:
+            perceptual(reconstruction, image)
+        if discriminator is not None:
+            discriminator(reconstruction)
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
+    return run.batch_size * sum(size for place, size in sizes.items() if place not in weights)
+
+
+@contextmanager
+def _saved_tensors() -> Iterator[list[Tensor]]:
+    saved: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        saved.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        yield saved
+
+
+def _count(tensors: Iterator[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

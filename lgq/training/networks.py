@@ -1,0 +1,90 @@
+"""The networks of a run: the tokenizer, and what judges its reconstructions (Esser et al. 2021)."""
+
+import logging
+from typing import NamedTuple, get_args
+
+import torch
+from torch import nn
+
+from lgq.distributed import world_size
+from lgq.evaluation.judges import Judges
+from lgq.models.discriminator import PatchDiscriminator
+from lgq.models.inception import InceptionV3
+from lgq.models.lpips import LPIPS
+from lgq.tokenizer import Tokenizer
+from lgq.training.directory import RunError
+from lgq.training.recipe import BestBy, TokenizerRun
+from lgq.weights import WeightsError
+
+_log = logging.getLogger(__name__)
+
+
+class Networks(NamedTuple):
+    tokenizer: Tokenizer
+    discriminator: nn.Module | None
+    """Learns too; none where the objective has no GAN term."""
+    perceptual: LPIPS | None
+    """Does not learn; none where the objective has no LPIPS term."""
+
+
+def require_possible(run: TokenizerRun) -> None:
+    """Refuse settings that no network here can serve."""
+    if run.loss.gan and run.image_size < PatchDiscriminator().smallest_side:
+        least = PatchDiscriminator().smallest_side
+        raise RunError(
+            f"the discriminator needs images of {least} pixels or more, got image_size={run.image_size}: "
+            "take larger ones, or set loss.gan=0."
+        )
+
+
+def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory_format) -> Networks:
+    """On their device, as the run's seed starts them; leaves torch's own generator anywhere.
+
+    LPIPS comes from the cache of weights, or is a `WeightsError` with the command that brings it there.
+    """
+    perceptual = LPIPS.pretrained() if run.loss.lpips else None
+    tokenizer = _tokenizer(run)
+    discriminator = _discriminator(run, device) if run.loss.gan else None
+    for network in filter(None, (tokenizer, discriminator, perceptual)):
+        network.to(device, memory_format=layout)  # type: ignore[call-overload]
+    return Networks(tokenizer, discriminator, perceptual)
+
+
+def build_judges(
+    run: TokenizerRun, lpips: LPIPS | None, device: torch.device, *, images: int
+) -> tuple[str, Judges]:
+    """What validations choose by, of `run.best_by` and what stands in for it, and the networks they need.
+
+    lpips: the network of the objective, if it has one.
+    images: of a validation; a single one has no rfid.
+    """
+    preferred = get_args(BestBy)
+    for best_by in preferred[preferred.index(run.best_by) :]:
+        try:
+            if best_by == "rfid" and images > 1:
+                return best_by, Judges(lpips, InceptionV3.pretrained().to(device))
+            if best_by == "lpips":
+                return best_by, Judges(lpips or LPIPS.pretrained().to(device))
+        except WeightsError as error:
+            _log.warning("the best weights are not chosen by %s: %s", best_by, error)
+    return "l1", Judges(lpips)
+
+
+def _tokenizer(run: TokenizerRun) -> Tokenizer:
+    torch.manual_seed(run.seed)
+    return Tokenizer(
+        run.backbone,
+        run.quantizer,
+        run.codebook_size,
+        stages=run.stages,
+        quantizer_options={"seed": run.seed} | run.quantizer_options,
+    )
+
+
+def _discriminator(run: TokenizerRun, device: torch.device) -> nn.Module:
+    # Its own seed: how many numbers the tokenizer drew is none of its business.
+    torch.manual_seed(run.seed + 1)
+    discriminator = PatchDiscriminator()
+    if world_size() > 1 and device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(discriminator)
+    return discriminator

@@ -1,0 +1,54 @@
+"""How good is a tokenizer by now? Quality of reconstructions, use of codes, and a picture of some.
+
+b = images, s = their side.
+"""
+
+import io
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from lgq.evaluation.judges import Judges
+from lgq.evaluation.tokenizer import TokenizerQuality, through
+from lgq.tokenizer import Tokenizer
+
+Numbered = tuple[Float[Tensor, "b 3 s s"], Int[Tensor, " b"]]
+"""Images, and the place of each in its data set."""
+
+_GRID_COLUMNS = 8
+
+
+class Measured(NamedTuple):
+    """Result of `measure`."""
+
+    values: dict[str, float]
+    """Every metric that `TokenizerQuality` takes with these judges, over all ranks."""
+    grid: bytes | None
+    """A PNG of this rank's first images above their reconstructions; none if it had no image."""
+
+
+def measure(tokenizer: Tokenizer, batches: Iterable[Numbered], judges: Judges, *, images: int) -> Measured:
+    """Take the images of this rank through the tokenizer, which is in eval mode.
+
+    images: that are to come at most, over all ranks.
+    """
+    quality = TokenizerQuality.of(judges, tokenizer.codebook_size * tokenizer.stages, images=images)
+    reconstruct, grid = through(tokenizer), None
+    for originals, numbers in batches:
+        reconstruction, codes = reconstruct(originals)
+        grid = grid or grid_png(originals, reconstruction)
+        quality.update(originals, reconstruction, codes, numbers)
+    return Measured(quality.over_ranks().metrics(), grid)
+
+
+def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:
+    """Up to eight images in a row, each above its reconstruction."""
+    rows = [torch.cat(list(row[:_GRID_COLUMNS]), dim=2) for row in (images, reconstructions)]
+    levels = (torch.cat(rows, dim=1).float().clamp(-1, 1) + 1) * 127.5
+    file = io.BytesIO()
+    Image.fromarray(levels.round().byte().permute(1, 2, 0).cpu().numpy()).save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,67 @@
+"""Runs that take a second, on five small pictures."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from leftovers import last_state, timeless_records
+from PIL import Image
+
+from lgq.data import FolderDataset
+from lgq.models.autoencoder import Backbone
+from lgq.training.losses import LossWeights
+from lgq.training.recipe import TokenizerRun
+from lgq.training.schedule import Schedule
+from lgq.training.stopping import LoopSettings, Outcome
+from lgq.training.tokenizer import train_tokenizer
+
+TINY = TokenizerRun(
+    codebook_size=16,
+    backbone=Backbone(
+        widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2
+    ),
+    image_size=12,
+    batch_size=2,
+    workers=0,
+    loss=LossWeights(lpips=0.0, gan=0.0),
+    learning_rate=1e-2,
+    validation_images=3,
+    best_by="l1",
+    loop=LoopSettings(steps=6, log_every=1, validate_every=3, checkpoint_every=2),
+)
+EVERYTHING = replace(
+    TINY,
+    image_size=24,
+    loss=LossWeights(lpips=0.0, gan=0.1, discriminator_start=2, adaptive_gan=True),
+    schedule=Schedule(kind="cosine", warmup_steps=2),
+    average_decay=0.9,
+    accumulate=2,
+    clip=0.5,
+    channels_last=True,
+)
+RESTARTING = replace(TINY, quantizer="vq", quantizer_options={"restart_below": 0.9})
+RUNS = {
+    "lgq": TINY,
+    "vq that restarts codes": RESTARTING,
+    "discriminator, average, accumulation": EVERYTHING,
+}
+
+
+def paint_photos(folder: Path) -> Path:
+    random = np.random.default_rng(0)
+    for i in range(5):
+        coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        coarse.resize((28, 28)).save(folder / f"{i}.png")
+    return folder
+
+
+def train(run: TokenizerRun, photos: Path, out: Path, **options: Any) -> Outcome:
+    return train_tokenizer(run, FolderDataset(photos), None, out, **options)
+
+
+def left_by(out: Path) -> dict[str, Any]:
+    """The last state, all records, weights and pictures of a run, but times."""
+    weights = {name: (out / name / "model.safetensors").read_bytes() for name in ("best", "last")}
+    images = {path.name: path.read_bytes() for path in (out / "images").iterdir()}
+    return {"state": last_state(out), "records": timeless_records(out), "weights": weights, "images": images}
