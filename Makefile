@@ -3,7 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint format clean
+OUT ?= demo
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/lgq demo --out $(OUT)
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n 2

@@ -1,43 +1,81 @@
-"""What the README and the docs show, runs."""
+"""What the README and the docs show, runs: the commands of a page in their order, with small numbers."""
 
+import io
+import os
 import re
+import runpy
 import shlex
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from lgq.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL = ["--tokens", "64", "--sizes", "32", "--repeats", "1"]
-LONG = {"lgq bench quantizers": [*SMALL, "--quantizers", "fsq"], "lgq bench encode": SMALL}
-"""Commands that take minutes as they stand: here they run with small numbers."""
+TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
+TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
+LONG = {
+    "bench quantizers": [*SMALL, "--quantizers", "fsq"],
+    "bench encode": SMALL,
+    "bench train": ["--batch-size", "1", "--steps", "1", "--rounds", "1"],
+    "train": TINY,
+}
+"""Commands that take minutes as they stand."""
+TESTED_ELSEWHERE = {"demo", "weights"}
 
 
-def blocks(language: str) -> list:
-    found = []
-    for page in PAGES:
-        pieces = re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-        name = page.relative_to(ROOT)
-        found += [pytest.param(piece, id=f"{name}-{i}") for i, piece in enumerate(pieces)]
-    return found
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[str]:
-    lines = [line for block in blocks("bash") for line in block.values[0].splitlines()]
-    return sorted({line.split("#")[0].split(">")[0].strip() for line in lines if line.strip()})
+def commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line.split("#")[0].split(">")[0].strip() for line in lines if line.strip()]
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_of_the_docs_runs(code, capsys):
-    exec(compile(code, "docs", "exec"), {})
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """A directory with the images that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    picture = io.BytesIO()
+    Image.new("RGB", (40, 40), (200, 90, 30)).save(picture, "JPEG")
+    for place in ("photos/cat.jpg", "photos/dog.jpg"):
+        Path(place).parent.mkdir(exist_ok=True)
+        Path(place).write_bytes(picture.getvalue())
+    Path("imagenet").mkdir()
+    for split, shards in (("train", 128), ("val", 16)):
+        for i in range(shards):
+            _write_shard(Path(f"imagenet/{split}-{i:03d}.tar"), picture.getvalue())
+    return tmp_path
 
 
-@pytest.mark.parametrize("command", commands())
-def test_commands_of_the_docs_run(command, capsys):
+def _write_shard(path: Path, image: bytes) -> None:
+    with tarfile.open(path, "w") as shard:
+        for name, data in (("0.jpg", image), ("0.cls", b"7")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            shard.addfile(member, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_of_a_page_runs(page, user, capsys):
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_run_in_their_order(page, user, capsys):
+    for command in commands(page):
+        run(command)
+
+
+def run(command: str) -> None:
     program, *arguments = shlex.split(command)
     if program == "make":
         done = subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, check=False)
@@ -45,9 +83,39 @@ def test_commands_of_the_docs_run(command, capsys):
     elif program == "pip":
         named = [word for word in arguments if word not in ("install", "-c", "-e")]
         assert all((ROOT / word.split("[")[0]).exists() for word in named)
-    else:
-        assert program == "lgq", f"no way to run {command!r} is known: teach this test"
-        main([*arguments, *LONG.get(" ".join([program, *arguments[:2]]), [])])
+    elif program == "torchrun":
+        # Its processes are tested elsewhere; here, that the command behind it is one.
+        run(shlex.join(["lgq", *arguments[arguments.index("lgq.cli") + 1 :], "--dry-run"]))
+    elif program != "lgq":
+        pytest.fail(f"no way to run {command!r} is known: teach this test")
+    elif arguments[0] not in TESTED_ELSEWHERE:
+        name = next((name for name in LONG if " ".join(arguments).startswith(name)), None)
+        main([*arguments, *LONG.get(name, [])])
+
+
+def test_the_reference_of_the_commands_is_up_to_date(monkeypatch):
+    script = runpy.run_path(str(ROOT / "scripts" / "write_cli_reference.py"))
+    assert script["reference"]() == script["PAGE"].read_text(), "run scripts/write_cli_reference.py"
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (2, False)])
+def test_the_slurm_job_queues_itself_again_until_the_run_is_done(tmp_path, code, requeued):
+    calls = tmp_path / "calls"
+    for name, body in {
+        "scontrol": f'echo "scontrol $*" >> {calls}',
+        "srun": f'echo "srun $*" >> {calls}; shift; SLURM_PROCID=3 SLURM_LOCALID=1 "$@"',
+        "python": f'echo "python $RANK/$WORLD_SIZE local $LOCAL_RANK: $*" >> {calls}; exit {code}',
+    }.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "8"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = [ROOT / "docs" / "train.sbatch", "imagenet256-lgq", "--data", "a b.tar", "--out", "run"]
+    done = subprocess.run(["bash", *map(str, script)], env=os.environ | variables | path, check=False)
+    assert done.returncode == code
+    printed = calls.read_text()
+    assert "python 3/8 local 1: -m lgq.cli train imagenet256-lgq --data a b.tar --out run" in printed
+    assert ("scontrol requeue 77" in printed) == requeued
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -8,6 +8,8 @@ from rich.table import Table
 from lgq.bench.contestants import PEER
 from lgq.bench.encode import EncodeRow
 from lgq.bench.quantizers import QuantizerRow
+from lgq.bench.stopwatch import PARTS
+from lgq.bench.train import TrainRow
 
 _MB = 1e6
 
@@ -79,4 +81,19 @@ def of_encoding(rows: Sequence[EncodeRow]) -> Table:
             "-" if row.faiss_ms is None else f"{row.ms / row.faiss_ms:.2f}",
             "-" if row.agreement is None else f"{row.agreement:.2%}",
         )
+    return table
+
+
+def of_training(rows: Sequence[TrainRow]) -> Table:
+    caption = (
+        "plain: float32, channels first, n x k quantizer. Right: shares of a step, forward and backward."
+    )
+    table = _table("A training step of a tokenizer", caption)
+    table.add_column("step")
+    for heading in ("images\n/s", "÷\nplain", "÷\ncached", *PARTS):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        shares = [f"{row.shares[part]:.0%}" if row.shares else "" for part in PARTS]
+        rates = [_number(row.images_per_second), f"{row.over_plain:.2f}", f"{row.over_cached:.2f}"]
+        table.add_row(row.contestant, *rates, *shares)
     return table

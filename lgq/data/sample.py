@@ -92,14 +92,15 @@ def _starts(length: int, side: int) -> list[int]:
 def _encode(tile: Tile) -> bytes:
     box = (tile.left, tile.top, tile.left + tile.side, tile.top + tile.side)
     side = min(tile.side, TILE_SIDE)
-    image = _pixels(tile.photograph).resize((side, side), Image.Resampling.BICUBIC, box=box)
+    image = photograph_pixels(tile.photograph).resize((side, side), Image.Resampling.BICUBIC, box=box)
     buffer = BytesIO()
     image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
 @cache
-def _pixels(photograph: str) -> Image.Image:
+def photograph_pixels(photograph: str) -> Image.Image:
+    """A whole photograph, such as `chelsea.png`."""
     return _stored(photograph).rgb()
 
 

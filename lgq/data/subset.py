@@ -17,6 +17,8 @@ class Subset:
         self.classes: tuple[str, ...] = tuple(getattr(dataset, "classes", ()))
 
     def __repr__(self) -> str:
+        if isinstance(self.indices, range) and self.indices:
+            return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
         return f"{len(self):,} images of {self.dataset!r}"
 
     def __len__(self) -> int:

@@ -19,20 +19,23 @@ from torch import Tensor
 
 from lgq.data.images import StoredImage
 
-_CROP_KEY = 1  # every use of `random_bits` has its own first part, so that no two share bits
+_CROP_KEY, _COLOUR_KEY = 1, 5  # every use of `random_bits` has its own first part, so that no two share bits
 _ATTEMPTS = 10
 _DRAFT_MARGIN = 2.0  # decoding at twice the size or more leaves the filter enough to work with
 _WORD = 2**64 - 1
 
 
 class Crop(NamedTuple):
-    """A rectangle in pixels of the upright image, and whether it is mirrored."""
+    """A rectangle in pixels of the upright image, and what is done to it."""
 
     left: int
     top: int
     width: int
     height: int
     flip: bool = False
+    """Mirrored left and right."""
+    exchange: bool = False
+    """With red in the place of blue, and blue in that of red."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +48,17 @@ class RandomCrop:
     """Greatest width over height of a crop; the least is its inverse."""
     flip: float = 0.5
     """Probability of mirroring left and right."""
+    exchange: float = 0.0
+    """Probability of exchanging red and blue: of use where few images have few colours."""
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest_area <= 1:
             raise ValueError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
         if not 1 <= self.widest_aspect < float("inf"):
             raise ValueError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is a probability in [0, 1], got {self.flip}.")
+        for name in ("flip", "exchange"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
 
 
 def random_bits(*key: int) -> int:
@@ -73,13 +79,15 @@ def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch
     """Where to cut image `index` of (width, height) `size` in this epoch."""
     draws = _uniform(_CROP_KEY, seed, epoch, index)
     flip = next(draws) < settings.flip
+    exchange = next(_uniform(_COLOUR_KEY, seed, epoch, index)) < settings.exchange
     for _ in range(_ATTEMPTS):
         width, height = _random_shape(size, settings, next(draws), next(draws))
         if width <= size[0] and height <= size[1]:
             left = int(next(draws) * (size[0] - width + 1))
             top = int(next(draws) * (size[1] - height + 1))
-            return Crop(left, top, width, height, flip)
-    return _centred(size, *_largest_shape(size, settings.widest_aspect))._replace(flip=flip)
+            return Crop(left, top, width, height, flip, exchange)
+    whole = _centred(size, *_largest_shape(size, settings.widest_aspect))
+    return whole._replace(flip=flip, exchange=exchange)
 
 
 def centre_crop(size: tuple[int, int]) -> Crop:
@@ -94,7 +102,8 @@ def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]
     x0, x1 = (x * image.width / stored.size[0] for x in (crop.left, crop.left + crop.width))
     y0, y1 = (y * image.height / stored.size[1] for y in (crop.top, crop.top + crop.height))
     square = image.resize((side, side), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1))
-    return to_tensor(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else square)
+    result = to_tensor(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else square)
+    return result.flip(0) if crop.exchange else result
 
 
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:

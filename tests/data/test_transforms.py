@@ -202,3 +202,17 @@ def test_a_png_holds_every_level_of_an_image():
 def test_a_png_clamps_what_cannot_be_seen():
     with Image.open(BytesIO(to_png(torch.tensor([-3.0, 0.0, 7.0]).view(3, 1, 1)))) as image:
         assert image.getpixel((0, 0)) == (0, 128, 255)
+
+
+def test_red_and_blue_are_exchanged_as_often_as_asked():
+    settings = RandomCrop(exchange=0.25)
+    crops = [random_crop((40, 30), settings, seed=0, epoch=0, index=i) for i in range(4000)]
+    assert abs(sum(crop.exchange for crop in crops) / 4000 - 0.25) < 0.03
+    plain = [random_crop((40, 30), DEFAULT, seed=0, epoch=0, index=i) for i in range(100)]
+    assert [crop._replace(exchange=False) for crop in crops[:100]] == plain
+
+
+def test_an_exchanged_crop_has_its_channels_in_the_other_order():
+    stored = store(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    crop = Crop(2, 3, 9, 9)
+    assert torch.equal(render(stored, crop._replace(exchange=True), 9), render(stored, crop, 9).flip(0))

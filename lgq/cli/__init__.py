@@ -1,0 +1,90 @@
+"""The command line: each command parses, calls one library function and prints.
+
+Exit codes: 0, done; 1, the loss is no number any more; 2, a user's mistake, in one line; 75, stopped
+on request, with all work saved: the same command goes on.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol, Union, runtime_checkable
+
+import tyro
+
+from lgq.cli.bench import Bench
+from lgq.cli.console import complain, log_to_the_console, say
+from lgq.cli.demo import Demo
+from lgq.cli.evaluate import Evaluate
+from lgq.cli.images import Decode, Encode, Reconstruct
+from lgq.cli.options import MARKERS, REGISTRY
+from lgq.cli.train import Train, run_named_in, train_from
+from lgq.cli.weights import Weights
+from lgq.training.loop import DivergedError
+from lgq.training.signals import INTERRUPTED
+
+DIVERGED, MISTAKE = 1, 2
+
+
+@runtime_checkable
+class Command(Protocol):
+    def run(self) -> int:
+        """Do it; returns the exit code."""
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "demo": Demo,
+    "train": Train,
+    "evaluate": Evaluate,
+    "reconstruct": Reconstruct,
+    "encode": Encode,
+    "decode": Decode,
+    "weights": Weights,
+    "bench": Bench,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Return when all is done; exit with one of the other codes."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with log_to_the_console():
+        code = _run(given)
+    if code:
+        sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        return _parse(arguments).run()
+    except DivergedError as error:
+        complain(error)
+        return DIVERGED
+    except ValueError as mistake:
+        complain(mistake)
+        return MISTAKE
+    except KeyboardInterrupt:
+        say("stopped; what was finished is kept, and the same command goes on.")
+        return INTERRUPTED
+
+
+def _parse(arguments: list[str]) -> Command:
+    guess = run_named_in(arguments)
+    command = _parse_with(train_from(guess), arguments)
+    if isinstance(command, Train) and command.name != guess:
+        # The guess was another argument's value.
+        command = _parse_with(train_from(command.name), arguments)
+    return command
+
+
+def _parse_with(train: type[Train], arguments: list[str]) -> Command:
+    kinds = [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in (COMMANDS | {"train": train}).items()
+    ]
+    any_of_them: Any = Union[tuple(kinds)]  # noqa: UP007
+    command: Command = tyro.cli(
+        any_of_them,
+        prog="lgq",
+        description="Discrete image tokenizers: LGQ and its baselines.",
+        args=arguments,
+        config=MARKERS,
+        registry=REGISTRY,
+    )
+    return command

@@ -1,0 +1,235 @@
+"""Pictures of a studied codebook, as PNG: codes among latents, their use, their norms, what they stand for.
+
+n = latents, k = codes, c = channels.
+
+    for stem, png in draw_study(study).items():
+        replace_file(folder / f"{stem}.png", png)
+"""
+
+import math
+from io import BytesIO
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int, Int64
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lgq.checks import require_at_least
+from lgq.evaluation.atlas import AtlasEntry, CodeAtlas
+from lgq.evaluation.codebook import CodeUsage
+from lgq.evaluation.projection import Projection, project
+from lgq.evaluation.study import CodebookStudy
+from lgq.report.pictures import FAINT, INK, PAPER
+from lgq.report.plots import BLUE, GRID, ORANGE, usage_histogram
+
+Method = Literal["auto", "umap", "pca"]
+"""Of `lgq.evaluation.projection.project`."""
+
+LATENT = "#c4c4c4"
+MOST_PROJECTED_CODES = 2048
+"""Of larger codebooks, so many random codes are drawn among the latents."""
+
+_RARE_TO_FREQUENT = LinearSegmentedColormap.from_list("usage", ["#a5d5f2", BLUE, "#003454"])
+_NAMES = {"rotvq": "RotVQ", "simvq": "SimVQ"}
+_DOTS_PER_INCH = 110
+_COLUMNS, _PATCH_SIDE, _GAP, _MARGIN, _LABEL, _TEXT, _SMALL_TEXT = 2, 48, 3, 16, 150, 17, 14
+_LINE = _TEXT + 10
+
+
+def draw_study(study: CodebookStudy, *, method: Method = "auto") -> dict[str, bytes]:
+    """By the stem of a file: usage, atlas, and where codes were learned, norms and overlay."""
+    whose, counts = _whose(study), study.usage.counts
+    drawn = {"usage": usage_histogram(counts), "atlas": atlas_sheet(study.atlas, caption=whose)}
+    if study.codebook is not None:
+        drawn["norms"] = norm_scatter(study.codebook, counts, caption=whose)
+    if study.codebook is not None and study.latents is not None:
+        drawn["overlay"] = overlay(study.latents, study.codebook, counts, caption=whose, method=method)
+    return drawn
+
+
+def overlay(
+    latents: Float[Tensor, "n c"],
+    codebook: Float[Tensor, "k c"],
+    counts: Int[Tensor, " k"],
+    *,
+    caption: str,
+    method: Method = "auto",
+) -> bytes:
+    """Codes among latents in the plane: darker the more they are used, crossed where they never are.
+
+    Once as they are, and once by direction alone: without a loss on latents, nothing ties the size of
+    codes to that of latents, and where these differ, the first plane shows little else.
+    """
+    chosen = _random_codes(len(codebook))
+    latents, codes, counts = latents.detach().cpu(), codebook.detach().cpu()[chosen], counts.cpu()[chosen]
+    figure, panels = _figure(11.4, 5.6, panels=2)
+    whole = project(latents, codes, method=method)
+    _draw_plane(panels[0], whole, counts, title=f"as they are: {_median_norms(latents, codes)}")
+    directions = project(normalize(latents), normalize(codes), method=method)
+    shades = _draw_plane(panels[1], directions, counts, title="directions: each divided by its norm")
+    _draw_shades(figure, panels, shades)
+    drawn = f"{len(chosen):,} of {len(codebook):,}" if len(chosen) < len(codebook) else f"{len(codebook):,}"
+    figure.suptitle(f"{caption}: {drawn} codes among latents, by {whole.method.upper()}", x=0.004, ha="left")
+    _write_legend(figure, panels[0])
+    return _png(figure)
+
+
+def norm_scatter(codebook: Float[Tensor, "k c"], counts: Int[Tensor, " k"], *, caption: str) -> bytes:
+    """Norm of each code against its count: do codes win by size, and are the dead ones the short ones?"""
+    codebook, counts = codebook.detach().cpu(), counts.cpu()
+    norms, dead = torch.linalg.vector_norm(codebook.double(), dim=1), counts == 0
+    figure, (panel,) = _figure(7.6, 4.4)
+    size, live = _marker_size(len(counts)), f"{int((~dead).sum()):,} live codes"
+    panel.scatter(norms[~dead], counts[~dead], s=size, color=BLUE, alpha=0.6, linewidths=0, label=live)
+    _draw_dead(panel, norms[dead], counts[dead], size)
+    _draw_axes(panel, x="norm of the code", y="tokens that are the code")
+    panel.set_title(f"{caption}: norm and use of codes{_correlation(codebook, counts)}", loc="left")
+    _write_legend(figure, panel)
+    return _png(figure)
+
+
+def atlas_sheet(atlas: CodeAtlas, *, caption: str, codes: int = 32) -> bytes:
+    """The most frequent codes, each with its count and the patches that it was first seen as."""
+    require_at_least(1, codes=codes)
+    entries = atlas.most_frequent(codes)
+    keep, patch = atlas.patches.shape[1], atlas.patches.shape[-1]
+    scale = -(-_PATCH_SIDE // patch)
+    step, rows = scale * patch + _GAP, -(-len(entries) // _COLUMNS)
+    across = _LABEL + keep * step
+    width = _COLUMNS * (across + _MARGIN) + _MARGIN
+    sheet = Image.new("RGB", (width, rows * step + _LINE + 2 * _MARGIN), PAPER)
+    title = f"{caption}: what the {len(entries)} most frequent codes stand for"
+    _write(sheet, (_MARGIN, _MARGIN), title, _TEXT)
+    for i, entry in enumerate(entries):
+        left = _MARGIN + i // rows * (across + _MARGIN)
+        top = _MARGIN + _LINE + i % rows * step
+        _draw_entry(sheet, (left, top), entry, scale, share=entry.count / atlas.usage.tokens)
+    return _encoded(sheet)
+
+
+def _whose(study: CodebookStudy) -> str:
+    name = _NAMES.get(study.quantizer, study.quantizer.upper())
+    return name if study.stages == 1 else f"{name}, stage {study.stage + 1} of {study.stages}"
+
+
+def _random_codes(codes: int) -> Int64[Tensor, " chosen"]:
+    """A fair sample, so that the share of dead codes in the picture is that of the codebook."""
+    if codes <= MOST_PROJECTED_CODES:
+        return torch.arange(codes)
+    return torch.randperm(codes, generator=torch.Generator().manual_seed(0))[:MOST_PROJECTED_CODES]
+
+
+def _median_norms(latents: Float[Tensor, "n c"], codes: Float[Tensor, "k c"]) -> str:
+    medians = [torch.linalg.vector_norm(x.double(), dim=1).median().item() for x in (latents, codes)]
+    return "median norms {:.3g} of latents, {:.3g} of codes".format(*medians)
+
+
+def _draw_plane(panel: Axes, plane: Projection, counts: Int[Tensor, " k"], *, title: str) -> PathCollection:
+    """Returns the live codes, whose colours are their counts."""
+    panel.set_axis_off()
+    panel.set_aspect("equal", adjustable="datalim")
+    panel.set_title(title, loc="left", fontsize="medium")
+    x, y = plane.latents.unbind(1)
+    panel.scatter(x, y, s=6, color=LATENT, linewidths=0, label=f"{len(plane.latents):,} latents")
+    size, dead = _marker_size(len(counts)), counts == 0
+    live = counts.argsort()[dead.sum() :]
+    x, y = plane.codes[live].unbind(1)
+    shades = panel.scatter(
+        x,
+        y,
+        s=size,
+        c=counts[live],
+        cmap=_RARE_TO_FREQUENT,
+        norm=LogNorm(vmin=1, vmax=max(2, int(counts.max()))),
+        edgecolors=PAPER,
+        linewidths=0.3,
+        label=f"{len(live):,} live codes",
+    )
+    x, y = plane.codes[dead].unbind(1)
+    _draw_dead(panel, x, y, size)
+    return shades
+
+
+def _draw_shades(figure: Figure, panels: list[Axes], shades: PathCollection) -> None:
+    bar = figure.colorbar(shades, ax=panels, shrink=0.6, label="tokens that are the code")
+    bar.ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _draw_dead(panel: Axes, x: Tensor, y: Tensor, size: float) -> None:
+    if len(x):
+        label, width = f"{len(x):,} dead codes", size**0.5 / 5
+        panel.scatter(x, y, s=1.6 * size, color=ORANGE, marker="x", linewidths=width, label=label)
+
+
+def _draw_axes(panel: Axes, *, x: str, y: str) -> None:
+    """Counts by their logarithm, with room for 0 below."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(color=GRID, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.set_yscale("symlog", linthresh=1)
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    panel.set_ylim(bottom=-0.3)
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+
+
+def _correlation(codebook: Float[Tensor, "k c"], counts: Int[Tensor, " k"]) -> str:
+    value = CodeUsage(counts).norm_correlation(codebook)
+    return "" if math.isnan(value) else f" (correlation {value:+.2f})"
+
+
+def _marker_size(codes: int) -> float:
+    """In square points: a few codes are large, thousands still lie beside each other."""
+    return min(36.0, max(5.0, 20_000 / codes))
+
+
+def _figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+    axes: list[Axes] = list(figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.1})[0])
+    return figure, axes
+
+
+def _write_legend(figure: Figure, panel: Axes) -> None:
+    """Below the plot, where it hides no point."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=len(labels), frameon=False, markerscale=1.5
+    )
+
+
+def _png(figure: Figure) -> bytes:
+    file = BytesIO()
+    FigureCanvasAgg(figure).print_png(file)
+    return file.getvalue()
+
+
+def _draw_entry(
+    sheet: Image.Image, corner: tuple[int, int], entry: AtlasEntry, scale: int, *, share: float
+) -> None:
+    left, top = corner
+    _write(sheet, (left, top + 4), f"code {entry.code:,}", _SMALL_TEXT)
+    below = (left, top + _SMALL_TEXT + 9)
+    _write(sheet, below, f"{entry.count:,} tokens, {share:.2%}", _SMALL_TEXT, FAINT)
+    for i, patch in enumerate(entry.patches):
+        picture = Image.fromarray(patch.permute(1, 2, 0).contiguous().numpy())
+        side = scale * picture.width
+        enlarged = picture.resize((side, side), Image.Resampling.NEAREST)
+        sheet.paste(enlarged, (left + _LABEL + i * (side + _GAP), top))
+
+
+def _write(sheet: Image.Image, place: tuple[int, int], text: str, size: int, colour: str = INK) -> None:
+    ImageDraw.Draw(sheet).text(place, text, fill=colour, font=ImageFont.load_default(size))
+
+
+def _encoded(sheet: Image.Image) -> bytes:
+    file = BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()

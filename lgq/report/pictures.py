@@ -1,0 +1,185 @@
+"""Pictures of pixels, as PNG: images beside their reconstructions, maps of tokens, codebooks.
+
+b = images, h w = height and width (of an image in pixels, of tokens in tokens), k = codes, p = side of a
+patch in pixels. Images are RGB in [-1, 1].
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from io import BytesIO
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Integer
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from lgq.checks import require_at_least
+from lgq.data import to_tensor
+
+PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
+"""Background, text, remarks, and what went wrong; colours that the colour-blind can tell apart."""
+
+_MARGIN, _GAP, _TEXT, _SMALL_TEXT = 16, 6, 17, 14
+_LINE = _TEXT + 10
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Panel(NamedTuple):
+    """An image with what stands above it."""
+
+    caption: str
+    image: Float[Tensor, "3 h w"]
+    scale: int = 1
+    """Pixels along the side of each of the image's pixels."""
+
+
+def side_by_side(panels: Sequence[Panel]) -> bytes:
+    """Images in a row, each below its caption."""
+    require_at_least(1, panels=len(panels))
+    pictures = [_pixels(panel.image, panel.scale) for panel in panels]
+    width = sum(picture.width for picture in pictures) + _MARGIN * (len(pictures) - 1)
+    sheet = _sheet(width, max(picture.height for picture in pictures))
+    left = _MARGIN
+    for panel, picture in zip(panels, pictures, strict=True):
+        _write(sheet, (left, _MARGIN), panel.caption)
+        sheet.paste(picture, (left, _MARGIN + _LINE))
+        left += picture.width + _MARGIN
+    return _encoded(sheet)
+
+
+def reconstruction_grid(
+    images: Float[Tensor, "b 3 h w"],
+    reconstructions: Float[Tensor, "b 3 h w"],
+    *,
+    caption: str,
+    remarks: Sequence[str] = (),
+    columns: int = 8,
+    scale: int = 4,
+) -> bytes:
+    """Each image above its reconstruction, in as many bands as it takes.
+
+    remarks: one below each pair, such as its PSNR.
+    """
+    require_at_least(1, images=len(images), columns=columns, scale=scale)
+    height, width = (scale * side for side in images.shape[2:])
+    across, bands = min(columns, len(images)), -(-len(images) // columns)
+    band = 2 * height + _GAP // 2 + _LINE
+    sheet = _sheet(across * (width + _GAP) - _GAP, bands * band, caption)
+    pairs = zip(images, reconstructions, remarks or [""] * len(images), strict=True)
+    for i, (image, reconstruction, remark) in enumerate(pairs):
+        left = _MARGIN + i % columns * (width + _GAP)
+        top = _MARGIN + _LINE + i // columns * band
+        sheet.paste(_pixels(image, scale), (left, top))
+        sheet.paste(_pixels(reconstruction, scale), (left, top + height + _GAP // 2))
+        middle = (left + width // 2, top + 2 * height + _GAP)
+        _write(sheet, middle, remark, colour=FAINT, size=_SMALL_TEXT, anchor="ma")
+    return _encoded(sheet)
+
+
+def token_mosaic(
+    tokens: Integer[Tensor, "h w"], colours: Float[Tensor, "k 3"], *, cell: int = 32
+) -> Float[Tensor, "3 h*{cell} w*{cell}"]:
+    """The grid of tokens, each a field of its code's colour with the index written in it."""
+    require_at_least(1, cell=cell)
+    fields = colours.cpu()[tokens.cpu().long()].permute(2, 0, 1)
+    mosaic = _pixels(fields, cell)
+    for row, indices in enumerate(tokens.tolist()):
+        for column, index in enumerate(indices):
+            colour = _readable_on(fields[:, row, column])
+            middle = (column * cell + cell // 2, row * cell + cell // 2)
+            _write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
+    return to_tensor(mosaic)
+
+
+def codebook_grid(
+    patches: Float[Tensor, "k 3 p p"],
+    counts: Int[Tensor, " k"],
+    *,
+    caption: str,
+    columns: int = 32,
+    scale: int = 8,
+) -> bytes:
+    """The patch of every code, from dark to bright; codes that were never used come last, crossed out."""
+    require_at_least(1, codes=len(patches), columns=columns, scale=scale)
+    side, gap = scale * patches.shape[-1], 2
+    order = _by_brightness(patches, counts, columns)
+    rows = -(-len(order) // columns)
+    sheet = _sheet(min(columns, len(order)) * (side + gap) - gap, rows * (side + gap) - gap, caption)
+    for place, code in enumerate(order):
+        left = _MARGIN + place % columns * (side + gap)
+        top = _MARGIN + _LINE + place // columns * (side + gap)
+        sheet.paste(_pixels(patches[code], scale), (left, top))
+        if counts[code] == 0:
+            _cross_out(sheet, left, top, side)
+    return _encoded(sheet)
+
+
+def mean_patches(
+    images: Float[Tensor, "b 3 h w"], tokens: Integer[Tensor, "b rows columns"], codebook_size: int
+) -> Float[Tensor, "k 3 p p"]:
+    """The mean of the patches in the places of each code; grey for a code that has no place."""
+    side = images.shape[2] // tokens.shape[1]
+    patches = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    codes = tokens.flatten().long()
+    sums = patches.new_zeros(codebook_size, *patches.shape[1:]).index_add_(0, codes, patches)
+    return sums / torch.bincount(codes, minlength=codebook_size).clamp_min(1)[:, None, None, None]
+
+
+def _by_brightness(patches: Tensor, counts: Tensor, columns: int) -> list[int]:
+    """Codes in use by brightness, within each row from blue to red; then the others."""
+    means = patches.detach().float().cpu().mean((2, 3))
+    brightness, warmth = (means @ means.new_tensor(_LUMA)).tolist(), (means[:, 0] - means[:, 2]).tolist()
+    used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
+    rows = [sorted(used[i : i + columns], key=warmth.__getitem__) for i in range(0, len(used), columns)]
+    return [code for row in rows for code in row] + (counts == 0).nonzero().flatten().tolist()
+
+
+def _cross_out(sheet: Image.Image, left: int, top: int, side: int) -> None:
+    pen, far = ImageDraw.Draw(sheet), side - 1
+    pen.rectangle((left, top, left + far, top + far), outline=ALARM, width=2)
+    pen.line((left, top, left + far, top + far), fill=ALARM, width=2)
+    pen.line((left, top + far, left + far, top), fill=ALARM, width=2)
+
+
+def _readable_on(colour: Tensor) -> str:
+    brightness = (colour.detach().float().cpu() @ torch.tensor(_LUMA)).item()
+    return INK if brightness > 0 else PAPER
+
+
+def _sheet(width: int, height: int, caption: str = "") -> Image.Image:
+    """Room for a line of text, and below it for so many pixels."""
+    sheet = Image.new("RGB", (width + 2 * _MARGIN, height + _LINE + 2 * _MARGIN), PAPER)
+    _write(sheet, (_MARGIN, _MARGIN), caption)
+    return sheet
+
+
+def _write(
+    sheet: Image.Image,
+    place: tuple[int, int],
+    text: str,
+    *,
+    colour: str = INK,
+    size: int = _TEXT,
+    anchor: str = "la",
+) -> None:
+    ImageDraw.Draw(sheet).text(place, text, fill=colour, font=_font(size), anchor=anchor)
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def _pixels(image: Tensor, scale: int = 1) -> Image.Image:
+    """Enlarged without smoothing: what is shown is what was decoded."""
+    levels = ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
+    picture = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+    size = (picture.width * scale, picture.height * scale)
+    return picture.resize(size, Image.Resampling.NEAREST)
+
+
+def _encoded(picture: Image.Image) -> bytes:
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()

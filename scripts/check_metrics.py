@@ -1,0 +1,139 @@
+"""Do the metrics of reconstructions rank what the eye ranks? Blur and JPEG of rising strength must cost more.
+
+    python scripts/check_metrics.py --data 'val-{000..001}.tar'        # about an hour on two cores
+    python scripts/check_metrics.py --data photos --images 100
+
+Prints a table, and ends with code 1 if images differ from themselves, or if LPIPS or rFID does not rise
+from each degradation to the next stronger one of its family, or PSNR or SSIM does not fall.
+"""
+
+import argparse
+import io
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lgq.data import ImageLoader, Loading, open_dataset, to_tensor
+from lgq.data.subset import random_subset
+from lgq.distributed import join_processes
+from lgq.evaluation.judges import Judges, judges_at_hand
+from lgq.evaluation.tokenizer import evaluate
+
+Degrade = Callable[[Tensor], Tensor]
+Row = dict[str, float]
+
+RISES = {"psnr": False, "ssim": False, "lpips": True, "rfid": True}
+"""Whether a metric rises as images get worse."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", required=True, help="a folder, a shard pattern, or `sample`")
+    parser.add_argument("--images", type=int, default=1000, help="how many, chosen at random")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels to which they are cropped")
+    options = parser.parse_args()
+    sys.exit(0 if experiment(options) else 1)
+
+
+def experiment(options: argparse.Namespace) -> bool:
+    """Whether every metric ranks every family, and the identity is perfect."""
+    console, device = Console(width=100, highlight=False), join_processes()
+    judges = judges_at_hand(device)
+    if judges.absent:
+        raise SystemExit("\n".join(f"{name}: {why}" for name, why in judges.absent.items()))
+    data = random_subset(open_dataset(options.data), options.images)
+    loader = ImageLoader(data, Loading(image_size=options.image_size))
+    console.print(f"{data!r}, {options.image_size} x {options.image_size} pixels")
+    rows = {}
+    for name, degrade in ({"identity": identity} | BLURS | JPEGS).items():
+        rows[name] = measure(degrade, loader, judges, device)
+        console.print(f"{name}: " + ", ".join(f"{metric} {rows[name][metric]:.4g}" for metric in RISES))
+    console.print(table(rows))
+    families = {"blur": ["identity", *BLURS], "JPEG": ["identity", *JPEGS]}
+    verdicts = [is_perfect(rows["identity"], console)]
+    verdicts += [is_monotone(family, rows, names, console) for family, names in families.items()]
+    return all(verdicts)
+
+
+def measure(degrade: Degrade, loader: ImageLoader, judges: Judges, device: torch.device) -> Row:
+    def reconstruct(images: Tensor) -> tuple[Tensor, Tensor]:
+        return degrade(images), torch.zeros(len(images), 1, dtype=torch.int64)
+
+    metrics = evaluate(reconstruct, 1, loader, judges, device).metrics
+    return {metric: metrics[metric] for metric in RISES}
+
+
+def identity(images: Tensor) -> Tensor:
+    return images
+
+
+def blur(sigma: float) -> Degrade:
+    """A Gaussian of standard deviation `sigma` pixels, along each axis; the border is mirrored."""
+    radius = max(1, round(3 * sigma))
+    places = torch.arange(-radius, radius + 1)
+    weights = torch.exp(-places.square() / (2 * sigma**2))
+    kernel = (weights / weights.sum()).expand(3, 1, 1, -1)
+
+    def degrade(images: Tensor) -> Tensor:
+        padded, across = F.pad(images, [radius] * 4, mode="reflect"), kernel.to(images.device)
+        return F.conv2d(F.conv2d(padded, across, groups=3), across.mT, groups=3)
+
+    return degrade
+
+
+def jpeg(quality: int) -> Degrade:
+    def degrade(images: Tensor) -> Tensor:
+        return torch.stack([through_file(image, quality) for image in images]).to(images.device)
+
+    return degrade
+
+
+def through_file(image: Tensor, quality: int) -> Tensor:
+    levels = ((image + 1) * 127.5).round().byte().permute(1, 2, 0).contiguous().cpu().numpy()
+    file = io.BytesIO()
+    Image.fromarray(levels).save(file, "JPEG", quality=quality)
+    return to_tensor(Image.open(file))
+
+
+BLURS = {f"blur, sigma {sigma:g}": blur(sigma) for sigma in (0.5, 1, 2, 4)}
+JPEGS = {f"JPEG, quality {quality}": jpeg(quality) for quality in (90, 50, 20, 5)}
+
+
+def is_perfect(row: Row, console: Console) -> bool:
+    perfect = row["psnr"] == torch.inf and row["ssim"] > 1 - 1e-6 and row["lpips"] == 0 and row["rfid"] < 1e-3
+    console.print(f"identity: {'perfect' if perfect else 'NOT PERFECT'}")
+    return perfect
+
+
+def is_monotone(family: str, rows: dict[str, Row], names: list[str], console: Console) -> bool:
+    verdicts = []
+    for metric, rises in RISES.items():
+        steps = pairwise(rows[name][metric] for name in names)
+        verdicts.append(all(b > a if rises else b < a for a, b in steps))
+        direction = "rises" if rises else "falls"
+        console.print(f"{family}: {metric} {direction if verdicts[-1] else f'DOES NOT {direction[:-1]}'}")
+    return all(verdicts)
+
+
+def table(rows: dict[str, Row]) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD)
+    drawn.add_column("degradation")
+    for heading in ("PSNR", "SSIM", "LPIPS", "rFID"):
+        drawn.add_column(heading, justify="right")
+    for name, row in rows.items():
+        drawn.add_row(
+            name, f"{row['psnr']:.2f}", *(f"{row[m]:.4f}" for m in ("ssim", "lpips")), f"{row['rfid']:.3f}"
+        )
+    return drawn
+
+
+if __name__ == "__main__":
+    main()
