@@ -4,8 +4,9 @@ n = latents, k = codes, d = channels.
 """
 
 import importlib
+import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from lgq.checks import require_at_least, require_one_of
 
-Method = Literal["umap", "pca"]
+Used = Literal["umap", "pca"]
+Method = Literal["auto", "umap", "pca"]
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,21 @@ class Projection:
 
     latents: Float64[Tensor, "n 2"]
     codes: Float64[Tensor, "k 2"]
-    method: Method
+    method: Used
 
 
 def project(
     latents: Float[Tensor, "n d"],
     codes: Float[Tensor, "k d"],
     *,
-    method: Literal["auto", "umap", "pca"] = "auto",
+    method: Method = "auto",
     seed: int = 0,
 ) -> Projection:
     """Latents and codes in one plane; the same for the same seed.
 
     method: "auto" takes UMAP where the package umap-learn is there, else PCA, and the result says which.
     """
-    require_one_of(("auto", "umap", "pca"), method=method)
+    require_one_of(get_args(Method), method=method)
     require_at_least(2, latents=len(latents), channels=latents.shape[1])
     if latents.shape[1] != codes.shape[1]:
         sizes = f"{latents.shape[1]} and {codes.shape[1]}"
@@ -53,7 +55,9 @@ def project(
 def _import_umap() -> Any:
     """The package, or None where it is not there."""
     try:
-        return importlib.import_module("umap")
+        # It warns of a missing TensorFlow, which nothing here needs.
+        with warnings.catch_warnings(action="ignore", category=ImportWarning):
+            return importlib.import_module("umap")
     except ImportError:
         return None
 

@@ -7,31 +7,39 @@ n = latents, k = codes, c = channels.
 """
 
 import math
-from io import BytesIO
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Int64
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lgq.checks import require_at_least
 from lgq.evaluation.atlas import AtlasEntry, CodeAtlas
 from lgq.evaluation.codebook import CodeUsage
-from lgq.evaluation.projection import Projection, project
+from lgq.evaluation.projection import Method, Projection, project
 from lgq.evaluation.study import CodebookStudy
-from lgq.report.pictures import FAINT, INK, PAPER
-from lgq.report.plots import BLUE, GRID, ORANGE, usage_histogram
-
-Method = Literal["auto", "umap", "pca"]
-"""Of `lgq.evaluation.projection.project`."""
+from lgq.report.canvas import (
+    BLUE,
+    DOTS_PER_INCH,
+    FAINT,
+    GRID,
+    LINE,
+    MARGIN,
+    ORANGE,
+    PAPER,
+    SMALL_TEXT,
+    blank_sheet,
+    figure_png,
+    sheet_png,
+    write,
+)
+from lgq.report.plots import usage_histogram
 
 LATENT = "#c4c4c4"
 MOST_PROJECTED_CODES = 2048
@@ -39,15 +47,16 @@ MOST_PROJECTED_CODES = 2048
 
 _RARE_TO_FREQUENT = LinearSegmentedColormap.from_list("usage", ["#a5d5f2", BLUE, "#003454"])
 _NAMES = {"rotvq": "RotVQ", "simvq": "SimVQ"}
-_DOTS_PER_INCH = 110
-_COLUMNS, _PATCH_SIDE, _GAP, _MARGIN, _LABEL, _TEXT, _SMALL_TEXT = 2, 48, 3, 16, 150, 17, 14
-_LINE = _TEXT + 10
+_COLUMNS, _PATCH_SIDE, _SPACE, _LABEL = 2, 48, 3, 150
 
 
 def draw_study(study: CodebookStudy, *, method: Method = "auto") -> dict[str, bytes]:
     """By the stem of a file: usage, atlas, and where codes were learned, norms and overlay."""
     whose, counts = _whose(study), study.usage.counts
-    drawn = {"usage": usage_histogram(counts), "atlas": atlas_sheet(study.atlas, caption=whose)}
+    drawn = {
+        "usage": usage_histogram(counts, caption=whose),
+        "atlas": atlas_sheet(study.atlas, caption=whose),
+    }
     if study.codebook is not None:
         drawn["norms"] = norm_scatter(study.codebook, counts, caption=whose)
     if study.codebook is not None and study.latents is not None:
@@ -79,7 +88,7 @@ def overlay(
     drawn = f"{len(chosen):,} of {len(codebook):,}" if len(chosen) < len(codebook) else f"{len(codebook):,}"
     figure.suptitle(f"{caption}: {drawn} codes among latents, by {whole.method.upper()}", x=0.004, ha="left")
     _write_legend(figure, panels[0])
-    return _png(figure)
+    return figure_png(figure)
 
 
 def norm_scatter(codebook: Float[Tensor, "k c"], counts: Int[Tensor, " k"], *, caption: str) -> bytes:
@@ -93,7 +102,7 @@ def norm_scatter(codebook: Float[Tensor, "k c"], counts: Int[Tensor, " k"], *, c
     _draw_axes(panel, x="norm of the code", y="tokens that are the code")
     panel.set_title(f"{caption}: norm and use of codes{_correlation(codebook, counts)}", loc="left")
     _write_legend(figure, panel)
-    return _png(figure)
+    return figure_png(figure)
 
 
 def atlas_sheet(atlas: CodeAtlas, *, caption: str, codes: int = 32) -> bytes:
@@ -102,17 +111,16 @@ def atlas_sheet(atlas: CodeAtlas, *, caption: str, codes: int = 32) -> bytes:
     entries = atlas.most_frequent(codes)
     keep, patch = atlas.patches.shape[1], atlas.patches.shape[-1]
     scale = -(-_PATCH_SIDE // patch)
-    step, rows = scale * patch + _GAP, -(-len(entries) // _COLUMNS)
+    step, rows = scale * patch + _SPACE, -(-len(entries) // _COLUMNS)
     across = _LABEL + keep * step
-    width = _COLUMNS * (across + _MARGIN) + _MARGIN
-    sheet = Image.new("RGB", (width, rows * step + _LINE + 2 * _MARGIN), PAPER)
+    width = _COLUMNS * (across + MARGIN) + MARGIN
     title = f"{caption}: what the {len(entries)} most frequent codes stand for"
-    _write(sheet, (_MARGIN, _MARGIN), title, _TEXT)
+    sheet = blank_sheet(width - 2 * MARGIN, rows * step, title)
     for i, entry in enumerate(entries):
-        left = _MARGIN + i // rows * (across + _MARGIN)
-        top = _MARGIN + _LINE + i % rows * step
+        left = MARGIN + i // rows * (across + MARGIN)
+        top = MARGIN + LINE + i % rows * step
         _draw_entry(sheet, (left, top), entry, scale, share=entry.count / atlas.usage.tokens)
-    return _encoded(sheet)
+    return sheet_png(sheet)
 
 
 def _whose(study: CodebookStudy) -> str:
@@ -192,7 +200,7 @@ def _marker_size(codes: int) -> float:
 
 
 def _figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     axes: list[Axes] = list(figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.1})[0])
     return figure, axes
 
@@ -205,31 +213,15 @@ def _write_legend(figure: Figure, panel: Axes) -> None:
     )
 
 
-def _png(figure: Figure) -> bytes:
-    file = BytesIO()
-    FigureCanvasAgg(figure).print_png(file)
-    return file.getvalue()
-
-
 def _draw_entry(
     sheet: Image.Image, corner: tuple[int, int], entry: AtlasEntry, scale: int, *, share: float
 ) -> None:
     left, top = corner
-    _write(sheet, (left, top + 4), f"code {entry.code:,}", _SMALL_TEXT)
-    below = (left, top + _SMALL_TEXT + 9)
-    _write(sheet, below, f"{entry.count:,} tokens, {share:.2%}", _SMALL_TEXT, FAINT)
+    write(sheet, (left, top + 4), f"code {entry.code:,}", size=SMALL_TEXT)
+    below = (left, top + SMALL_TEXT + 9)
+    write(sheet, below, f"{entry.count:,} tokens, {share:.2%}", size=SMALL_TEXT, colour=FAINT)
     for i, patch in enumerate(entry.patches):
         picture = Image.fromarray(patch.permute(1, 2, 0).contiguous().numpy())
         side = scale * picture.width
         enlarged = picture.resize((side, side), Image.Resampling.NEAREST)
-        sheet.paste(enlarged, (left + _LABEL + i * (side + _GAP), top))
-
-
-def _write(sheet: Image.Image, place: tuple[int, int], text: str, size: int, colour: str = INK) -> None:
-    ImageDraw.Draw(sheet).text(place, text, fill=colour, font=ImageFont.load_default(size))
-
-
-def _encoded(sheet: Image.Image) -> bytes:
-    file = BytesIO()
-    sheet.save(file, "PNG")
-    return file.getvalue()
+        sheet.paste(enlarged, (left + _LABEL + i * (side + _SPACE), top))

@@ -5,23 +5,30 @@ patch in pixels. Images are RGB in [-1, 1].
 """
 
 from collections.abc import Sequence
-from functools import cache
-from io import BytesIO
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Integer
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.data import to_tensor
+from lgq.report.canvas import (
+    ALARM,
+    FAINT,
+    GAP,
+    INK,
+    LINE,
+    MARGIN,
+    PAPER,
+    SMALL_TEXT,
+    blank_sheet,
+    pixels,
+    sheet_png,
+    write,
+)
 
-PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
-"""Background, text, remarks, and what went wrong; colours that the colour-blind can tell apart."""
-
-_MARGIN, _GAP, _TEXT, _SMALL_TEXT = 16, 6, 17, 14
-_LINE = _TEXT + 10
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -37,15 +44,15 @@ class Panel(NamedTuple):
 def side_by_side(panels: Sequence[Panel]) -> bytes:
     """Images in a row, each below its caption."""
     require_at_least(1, panels=len(panels))
-    pictures = [_pixels(panel.image, panel.scale) for panel in panels]
-    width = sum(picture.width for picture in pictures) + _MARGIN * (len(pictures) - 1)
-    sheet = _sheet(width, max(picture.height for picture in pictures))
-    left = _MARGIN
+    pictures = [pixels(panel.image, panel.scale) for panel in panels]
+    width = sum(picture.width for picture in pictures) + MARGIN * (len(pictures) - 1)
+    sheet = blank_sheet(width, max(picture.height for picture in pictures))
+    left = MARGIN
     for panel, picture in zip(panels, pictures, strict=True):
-        _write(sheet, (left, _MARGIN), panel.caption)
-        sheet.paste(picture, (left, _MARGIN + _LINE))
-        left += picture.width + _MARGIN
-    return _encoded(sheet)
+        write(sheet, (left, MARGIN), panel.caption)
+        sheet.paste(picture, (left, MARGIN + LINE))
+        left += picture.width + MARGIN
+    return sheet_png(sheet)
 
 
 def reconstruction_grid(
@@ -64,17 +71,17 @@ def reconstruction_grid(
     require_at_least(1, images=len(images), columns=columns, scale=scale)
     height, width = (scale * side for side in images.shape[2:])
     across, bands = min(columns, len(images)), -(-len(images) // columns)
-    band = 2 * height + _GAP // 2 + _LINE
-    sheet = _sheet(across * (width + _GAP) - _GAP, bands * band, caption)
+    band = 2 * height + GAP // 2 + LINE
+    sheet = blank_sheet(across * (width + GAP) - GAP, bands * band, caption)
     pairs = zip(images, reconstructions, remarks or [""] * len(images), strict=True)
     for i, (image, reconstruction, remark) in enumerate(pairs):
-        left = _MARGIN + i % columns * (width + _GAP)
-        top = _MARGIN + _LINE + i // columns * band
-        sheet.paste(_pixels(image, scale), (left, top))
-        sheet.paste(_pixels(reconstruction, scale), (left, top + height + _GAP // 2))
-        middle = (left + width // 2, top + 2 * height + _GAP)
-        _write(sheet, middle, remark, colour=FAINT, size=_SMALL_TEXT, anchor="ma")
-    return _encoded(sheet)
+        left = MARGIN + i % columns * (width + GAP)
+        top = MARGIN + LINE + i // columns * band
+        sheet.paste(pixels(image, scale), (left, top))
+        sheet.paste(pixels(reconstruction, scale), (left, top + height + GAP // 2))
+        middle = (left + width // 2, top + 2 * height + GAP)
+        write(sheet, middle, remark, colour=FAINT, size=SMALL_TEXT, anchor="ma")
+    return sheet_png(sheet)
 
 
 def token_mosaic(
@@ -83,12 +90,12 @@ def token_mosaic(
     """The grid of tokens, each a field of its code's colour with the index written in it."""
     require_at_least(1, cell=cell)
     fields = colours.cpu()[tokens.cpu().long()].permute(2, 0, 1)
-    mosaic = _pixels(fields, cell)
+    mosaic = pixels(fields, cell)
     for row, indices in enumerate(tokens.tolist()):
         for column, index in enumerate(indices):
             colour = _readable_on(fields[:, row, column])
             middle = (column * cell + cell // 2, row * cell + cell // 2)
-            _write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
+            write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
     return to_tensor(mosaic)
 
 
@@ -105,14 +112,14 @@ def codebook_grid(
     side, gap = scale * patches.shape[-1], 2
     order = _by_brightness(patches, counts, columns)
     rows = -(-len(order) // columns)
-    sheet = _sheet(min(columns, len(order)) * (side + gap) - gap, rows * (side + gap) - gap, caption)
+    sheet = blank_sheet(min(columns, len(order)) * (side + gap) - gap, rows * (side + gap) - gap, caption)
     for place, code in enumerate(order):
-        left = _MARGIN + place % columns * (side + gap)
-        top = _MARGIN + _LINE + place // columns * (side + gap)
-        sheet.paste(_pixels(patches[code], scale), (left, top))
+        left = MARGIN + place % columns * (side + gap)
+        top = MARGIN + LINE + place // columns * (side + gap)
+        sheet.paste(pixels(patches[code], scale), (left, top))
         if counts[code] == 0:
             _cross_out(sheet, left, top, side)
-    return _encoded(sheet)
+    return sheet_png(sheet)
 
 
 def mean_patches(
@@ -145,41 +152,3 @@ def _cross_out(sheet: Image.Image, left: int, top: int, side: int) -> None:
 def _readable_on(colour: Tensor) -> str:
     brightness = (colour.detach().float().cpu() @ torch.tensor(_LUMA)).item()
     return INK if brightness > 0 else PAPER
-
-
-def _sheet(width: int, height: int, caption: str = "") -> Image.Image:
-    """Room for a line of text, and below it for so many pixels."""
-    sheet = Image.new("RGB", (width + 2 * _MARGIN, height + _LINE + 2 * _MARGIN), PAPER)
-    _write(sheet, (_MARGIN, _MARGIN), caption)
-    return sheet
-
-
-def _write(
-    sheet: Image.Image,
-    place: tuple[int, int],
-    text: str,
-    *,
-    colour: str = INK,
-    size: int = _TEXT,
-    anchor: str = "la",
-) -> None:
-    ImageDraw.Draw(sheet).text(place, text, fill=colour, font=_font(size), anchor=anchor)
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
-
-
-def _pixels(image: Tensor, scale: int = 1) -> Image.Image:
-    """Enlarged without smoothing: what is shown is what was decoded."""
-    levels = ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
-    picture = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
-    size = (picture.width * scale, picture.height * scale)
-    return picture.resize(size, Image.Resampling.NEAREST)
-
-
-def _encoded(picture: Image.Image) -> bytes:
-    file = BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()

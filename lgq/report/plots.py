@@ -1,31 +1,20 @@
-"""Plots with axes, as PNG: how a run went, and how its codes are used.   k = codes.
-
-Drawn with matplotlib's objects alone: no window, no global state, so any thread may draw.
-"""
+"""Plots with axes, as PNG: how a run went, and how its codes are used.   k = codes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Literal
 
 from jaxtyping import Int
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from lgq.checks import require_at_least
+from lgq.report.canvas import BLUE, DOTS_PER_INCH, GREEN, GRID, ORANGE, PURPLE, SHADE, figure_png
 
 Record = dict[str, Any]
 """A line of metrics.jsonl: step, split, values."""
-
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-"""Of the palette of Okabe and Ito (2008), which the colour-blind can tell apart."""
-SHADE, GRID = "#dcdcdc", "#ededed"
-"""Of codes that are never used, and of the lines behind a plot."""
-
-_DOTS_PER_INCH = 110
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +61,7 @@ def training_curves(records: Sequence[Record], curves: Sequence[Curve] = CURVES)
     return _png(draw, panels=len(shown), size=(5.2, 3.2))
 
 
-def usage_histogram(counts: Int[Tensor, " k"]) -> bytes:
+def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
     """How often each code occurs, the most frequent first, against codes that all occur alike."""
     require_at_least(1, codes=len(counts), tokens=int(counts.sum()))
     ordered = counts.detach().cpu().sort(descending=True).values
@@ -80,6 +69,8 @@ def usage_histogram(counts: Int[Tensor, " k"]) -> bytes:
 
     def draw(axes: Sequence[Axes]) -> None:
         _draw_usage(axes[0], frequencies, used=int((ordered > 0).sum()))
+        if caption:
+            axes[0].set_title(f"{caption}: {axes[0].get_title('left')}", loc="left")
 
     return _png(draw, panels=1, size=(9.0, 3.6))
 
@@ -140,13 +131,11 @@ def _png(draw: Callable[[Sequence[Axes]], None], *, panels: int, size: tuple[flo
     """Panels of `size` inches, two in a row."""
     columns = min(panels, 2)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=DOTS_PER_INCH, layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", color=GRID, linewidth=0.8)
         panel.set_axisbelow(True)
     draw(axes)
-    file = BytesIO()
-    FigureCanvasAgg(figure).print_png(file)
-    return file.getvalue()
+    return figure_png(figure)

@@ -15,8 +15,9 @@ from torch import Tensor
 from lgq.evaluation.atlas import CodeAtlas
 from lgq.evaluation.study import CodebookStudy
 from lgq.report import codebooks
+from lgq.report.canvas import ORANGE
 from lgq.report.codebooks import LATENT, atlas_sheet, draw_study, norm_scatter, overlay
-from lgq.report.plots import ORANGE, usage_histogram
+from lgq.report.plots import usage_histogram
 
 CODES, CHANNELS, GRID, PATCH, KEEP = 12, 4, (2, 3), 3, 4
 
@@ -93,7 +94,7 @@ def test_a_study_is_drawn_in_four_pictures():
     study = study_of(atlas_of())
     drawn = draw_study(study, method="pca")
     assert drawn.keys() == {"usage", "atlas", "norms", "overlay"}
-    assert drawn["usage"] == usage_histogram(study.usage.counts)
+    assert drawn["usage"] == usage_histogram(study.usage.counts, caption="LGQ")
     assert all(min(opened(png).shape[:2]) > 100 for png in drawn.values())
 
 
@@ -105,10 +106,10 @@ def test_pictures_that_a_study_has_nothing_for_are_left_out():
 
 def test_pictures_say_whose_codes_they_show(titles):
     draw_study(study_of(atlas_of(), quantizer="rotvq", stage=1, stages=3), method="pca")
-    assert sum("RotVQ, stage 2 of 3" in title for title in titles) == 2
+    assert sum("RotVQ, stage 2 of 3" in title for title in titles) == 3
     titles.clear()
     draw_study(study_of(atlas_of()), method="pca")
-    assert sum(title.startswith("LGQ: ") for title in titles) == 2
+    assert sum(title.startswith("LGQ: ") for title in titles) == 3
 
 
 def test_an_overlay_names_its_method(titles, monkeypatch):

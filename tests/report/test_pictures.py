@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageColor
 from torch import Tensor
 
-from lgq.report import pictures
+from lgq.report import canvas
 from lgq.report.pictures import (
     Panel,
     codebook_grid,
@@ -52,13 +52,13 @@ def test_panels_stand_side_by_side_each_at_its_own_scale():
     small, large = noise(3, 4, 6), noise(3, 12, 9)
     picture = opened(side_by_side([Panel("small", small, 3), Panel("large", large)]))
     top, left = place(levels(small, 3), picture)
-    assert place(levels(large), picture) == (top, left + 18 + pictures._MARGIN)
+    assert place(levels(large), picture) == (top, left + 18 + canvas.MARGIN)
 
 
 def test_captions_are_written():
     panel = noise(3, 8, 60)
     words, silence = (opened(side_by_side([Panel(caption, panel)])) for caption in ("words", ""))
-    assert count(pictures.INK, words) > 0 == count(pictures.INK, silence)
+    assert count(canvas.INK, words) > 0 == count(canvas.INK, silence)
 
 
 def test_every_image_of_a_grid_stands_above_its_reconstruction():
@@ -77,8 +77,8 @@ def test_each_column_of_a_grid_has_its_remark():
     with pytest.raises(ValueError, match="shorter"):
         reconstruction_grid(images, images, caption="", remarks=["only one"])
     said = opened(reconstruction_grid(images, images, caption="", remarks=["", "20 dB"], scale=4))
-    assert count(pictures.FAINT, said[:, : said.shape[1] // 2]) == 0
-    assert count(pictures.FAINT, said[:, said.shape[1] // 2 :]) > 0
+    assert count(canvas.FAINT, said[:, : said.shape[1] // 2]) == 0
+    assert count(canvas.FAINT, said[:, said.shape[1] // 2 :]) > 0
 
 
 def test_a_mosaic_shows_the_colour_and_the_index_of_every_token():
@@ -112,9 +112,9 @@ def test_a_codebook_shows_every_code_once_the_unused_ones_last():
     places = [place(levels(patches[code], 3), picture) for code in used]
     assert len(set(places)) == 8
     assert len({y for y, _ in places}) == 2
-    alarms = np.argwhere((picture == ImageColor.getrgb(pictures.ALARM)).all(2))
+    alarms = np.argwhere((picture == ImageColor.getrgb(canvas.ALARM)).all(2))
     assert alarms[:, 0].min() >= max(y for y, _ in places) + 12
-    assert count(pictures.ALARM, opened(codebook_grid(patches, counts + 1, caption=""))) == 0
+    assert count(canvas.ALARM, opened(codebook_grid(patches, counts + 1, caption=""))) == 0
 
 
 def test_a_codebook_goes_from_dark_to_bright():

@@ -1,0 +1,265 @@
+"""The study of a codebook (paper, section 5 and its appendix on geometry): how codes are used, and where.
+
+b = images, s = their side in pixels, h w = tokens along the height and the width, k = codes, n = latents,
+c = channels.
+
+    study = study_codebook(tokenizer, open_dataset("photos"), image_size=256)
+    study.metrics["cooccurrence_density"], study.absent, study.atlas.most_frequent(32)
+
+Under torchrun each process takes a share, and the result is that of one process.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float32, Int64, Integer
+from torch import Tensor
+
+from lgq.checks import require_at_least
+from lgq.data import Batch, DataError, ImageDataset, ImageLoader, Loading
+from lgq.distributed import rank, world_size
+from lgq.evaluation.atlas import CodeAtlas
+from lgq.evaluation.codebook import CodeUsage
+from lgq.evaluation.cooccurrence import CoOccurrence
+from lgq.evaluation.features import FeatureSample
+from lgq.evaluation.mutual_information import PositionPairs
+from lgq.evaluation.tokenizer import Progress
+from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
+from lgq.tokenizer import Tokenizer
+
+MOST_PAIRED_CODES = 65_536
+"""Of larger codebooks co-occurrence is not counted: its k² / 8 bytes are 0.5 GiB here, 8 GiB at 262,144."""
+
+_FIXED_GRIDS = (FSQ, LFQ)
+_LEAST_OF_A_PLANE = 2
+
+
+@dataclass(frozen=True)
+class CodebookStudy:
+    """What a study found, over all processes."""
+
+    quantizer: str
+    """Name in `lgq.quantizers.QUANTIZERS`."""
+    stage: int
+    """Of a residual tokenizer, the stage that was studied, from 0 on."""
+    stages: int
+    images: int
+    """That were read."""
+    metrics: dict[str, float]
+    """Those of `CodeGeometry.summary`, and of `CodeUsage.norm_summary` where codes were learned."""
+    absent: dict[str, str]
+    """Metrics and pictures that were not made, and why."""
+    atlas: CodeAtlas
+    codebook: Float32[Tensor, "k c"] | None
+    """None where the codes are a fixed grid."""
+    latents: Float32[Tensor, "n c"] | None
+    """A random sample of the vectors that were quantized; None where they share no plane with the codes."""
+    broken: dict[str, str]
+    """Images that this process, not another one, could not read, with the reason."""
+
+    @property
+    def usage(self) -> CodeUsage:
+        return self.atlas.usage
+
+    def record(self) -> dict[str, Any]:
+        """Its part of a results record (`lgq.results`)."""
+        reported = ("quantizer", "stage", "stages", "images", "metrics", "absent")
+        return {name: getattr(self, name) for name in reported}
+
+
+def study_codebook(
+    tokenizer: Tokenizer,
+    data: ImageDataset,
+    *,
+    image_size: int,
+    stage: int = 0,
+    batch_size: int = 32,
+    workers: int = 0,
+    latents: int = 2000,
+    keep: int = 8,
+    on_progress: Progress | None = None,
+) -> CodebookStudy:
+    """Centre-cropped images through encoder and quantizer, which stay as they are.
+
+    stage: of a residual tokenizer; its latents are what the stages before it left over.
+    latents: vectors in the sample at most; which ones, the images' numbers decide.
+    keep: patches a code in the atlas.
+    """
+    quantizer, device = _stage(tokenizer, stage), next(tokenizer.parameters()).device
+    loader = ImageLoader(data, _loading(image_size, batch_size, workers, device))
+    tally = _Tally.of(quantizer, _grid(tokenizer, image_size), tokenizer.factor, keep=keep, latents=latents)
+    for batch in _readable(loader):
+        images = batch.images.to(device, non_blocking=True)
+        vectors, tokens = _quantized(tokenizer, images, stage)
+        tally.update(images, vectors, tokens, batch.indices)
+        if on_progress is not None:
+            on_progress(batch.position, len(data))
+    everywhere = tally.over_ranks()
+    if not everywhere.images:
+        raise DataError(f"none of {len(data):,} images can be read in {data!r}.")
+    return _summed_up(everywhere, tokenizer, quantizer, stage, loader)
+
+
+@dataclass
+class _Tally:
+    """Streaming: `update` per batch, `over_ranks` for all processes. What cannot be counted is None."""
+
+    atlas: CodeAtlas
+    together: CoOccurrence | None
+    positions: PositionPairs | None
+    latents: FeatureSample | None
+
+    @classmethod
+    def of(
+        cls, quantizer: Quantizer, grid: tuple[int, int], patch: int, *, keep: int, latents: int
+    ) -> "_Tally":
+        require_at_least(_LEAST_OF_A_PLANE, latents=latents)
+        codes, shares_plane = quantizer.codebook_size, _learned(quantizer) and quantizer.dim > 1
+        return cls(
+            CodeAtlas.of(codes, grid=grid, patch=patch, keep=keep),
+            CoOccurrence.of(codes) if codes <= MOST_PAIRED_CODES else None,
+            PositionPairs.of(grid) if grid != (1, 1) else None,
+            FeatureSample.of(latents, dim=quantizer.dim) if shares_plane else None,
+        )
+
+    def update(
+        self,
+        images: Float[Tensor, "b 3 s s"],
+        vectors: Float[Tensor, "b h w c"],
+        tokens: Int64[Tensor, "b h w"],
+        numbers: Integer[Tensor, " b"],
+    ) -> None:
+        tokens = tokens.cpu()
+        self.atlas.update(images, tokens, numbers)
+        if self.together is not None:
+            self.together.update(tokens)
+        if self.positions is not None:
+            self.positions.update(tokens)
+        if self.latents is not None:
+            count = tokens[0].numel()
+            places = (numbers[:, None] * count + torch.arange(count)).flatten()
+            self.latents.update(vectors.flatten(0, 2), places)
+
+    def over_ranks(self) -> "_Tally":
+        return _Tally(
+            self.atlas.over_ranks(),
+            self.together and self.together.over_ranks(),
+            self.positions and self.positions.over_ranks(),
+            self.latents and self.latents.over_ranks(),
+        )
+
+    @property
+    def images(self) -> int:
+        height, width = self.atlas.grid
+        return self.atlas.usage.tokens // (height * width)
+
+    @property
+    def sample(self) -> Float32[Tensor, "n c"] | None:
+        """Latents enough to span a plane, or none."""
+        found = None if self.latents is None else self.latents.features
+        return None if found is None or len(found) < _LEAST_OF_A_PLANE else found
+
+    def metrics(self, codebook: Float[Tensor, "k c"] | None) -> dict[str, float]:
+        values = self.atlas.usage.summary()
+        if self.together is not None:
+            values["cooccurrence_density"] = self.together.density
+        if self.positions is not None:
+            values["mutual_information"] = self.positions.information
+            values["mutual_information_ceiling"] = self.positions.ceiling
+        return values if codebook is None else values | self.atlas.usage.norm_summary(codebook)
+
+
+def _loading(image_size: int, batch_size: int, workers: int, device: torch.device) -> Loading:
+    return Loading(
+        image_size=image_size,
+        batch_size=batch_size,
+        workers=workers,
+        pin_memory=device.type == "cuda",
+        rank=rank(),
+        world_size=world_size(),
+    )
+
+
+def _grid(tokenizer: Tokenizer, image_size: int) -> tuple[int, int]:
+    side, rest = divmod(image_size, tokenizer.factor)
+    if side < 1 or rest:
+        raise ValueError(f"image_size must be a multiple of f = {tokenizer.factor}, got {image_size}.")
+    return side, side
+
+
+def _stage(tokenizer: Tokenizer, stage: int) -> Quantizer:
+    if stage not in range(tokenizer.stages):
+        raise ValueError(f"stage must lie in 0..{tokenizer.stages - 1}, as the tokenizer has, got {stage}.")
+    quantizer = tokenizer.quantizer
+    chosen: Any = quantizer.stages[stage] if isinstance(quantizer, Residual) else quantizer
+    return chosen
+
+
+def _learned(quantizer: Quantizer) -> bool:
+    return not isinstance(quantizer, _FIXED_GRIDS)
+
+
+@torch.no_grad()
+def _quantized(
+    tokenizer: Tokenizer, images: Float[Tensor, "b 3 s s"], stage: int
+) -> tuple[Float[Tensor, "b h w c"], Int64[Tensor, "b h w"]]:
+    """The vectors that a stage quantizes, and their tokens; the same in train and in eval mode."""
+    latents = tokenizer.encoder(images.to(next(tokenizer.parameters()).dtype))
+    tokens = tokenizer.quantizer.encode(latents)
+    if tokenizer.stages == 1:
+        return latents.movedim(1, -1), tokens
+    if stage:
+        latents = latents - tokenizer.quantizer.decode(tokens[..., :stage])
+    return latents.movedim(1, -1), tokens[..., stage]
+
+
+def _readable(loader: ImageLoader) -> Iterator[Batch]:
+    try:
+        yield from loader.one_pass()
+    except DataError:
+        # Where the share of one process is broken, the others have images, and wait for its counts.
+        if not loader.broken:
+            raise
+
+
+def _summed_up(
+    tally: _Tally, tokenizer: Tokenizer, quantizer: Quantizer, stage: int, loader: ImageLoader
+) -> CodebookStudy:
+    codebook, latents = _codebook(quantizer), tally.sample
+    metrics = tally.metrics(codebook)
+    made = metrics.keys() | ({"overlay"} if latents is not None else set())
+    return CodebookStudy(
+        quantizer=str(tokenizer.settings["quantizer"]),
+        stage=stage,
+        stages=tokenizer.stages,
+        images=tally.images,
+        metrics=metrics,
+        absent={name: reason for name, reason in _reasons(quantizer).items() if name not in made},
+        atlas=tally.atlas,
+        codebook=codebook,
+        latents=latents,
+        broken=dict(loader.broken),
+    )
+
+
+@torch.no_grad()
+def _codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
+    if not _learned(quantizer):
+        return None
+    codes: Any = quantizer.codebook
+    return codes.detach().float().cpu().clone()
+
+
+def _reasons(quantizer: Quantizer) -> dict[str, str]:
+    """Why each of these would be absent, if it is."""
+    codes, learned = quantizer.codebook_size, _learned(quantizer)
+    fixed = f"the codes of {type(quantizer).__name__} are a fixed grid: where they lie was not learned."
+    return {
+        "cooccurrence_density": f"pairs of {codes:,} codes would take {codes**2 / 2**33:.1f} GiB of bits: "
+        f"they are counted up to {MOST_PAIRED_CODES:,} codes.",
+        "mutual_information": "images of one token have no pairs of positions: take larger images.",
+        "norm_correlation": "all codes have the same norm, or the same count." if learned else fixed,
+        "overlay": "a plane takes 2 latents of 2 channels, or more." if learned else fixed,
+    }

@@ -1,0 +1,70 @@
+"""What every picture is made of: colours, sheets of pixels with text on them, figures; and their files.
+
+h w = height and width in pixels.
+"""
+
+from functools import cache
+from io import BytesIO
+
+from jaxtyping import Float
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
+"""Background, text, remarks, and what went wrong; colours that the colour-blind can tell apart."""
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+"""Of the palette of Okabe and Ito (2008), which the colour-blind can tell apart."""
+SHADE, GRID = "#dcdcdc", "#ededed"
+"""Of codes that are never used, and of the lines behind a plot."""
+
+MARGIN, GAP, TEXT, SMALL_TEXT = 16, 6, 17, 14
+LINE = TEXT + 10
+"""Height of a line of text, in pixels."""
+DOTS_PER_INCH = 110
+
+
+def blank_sheet(width: int, height: int, caption: str = "") -> Image.Image:
+    """Room for a line of text, and below it for so many pixels."""
+    sheet = Image.new("RGB", (width + 2 * MARGIN, height + LINE + 2 * MARGIN), PAPER)
+    write(sheet, (MARGIN, MARGIN), caption)
+    return sheet
+
+
+def write(
+    sheet: Image.Image,
+    place: tuple[int, int],
+    text: str,
+    *,
+    colour: str = INK,
+    size: int = TEXT,
+    anchor: str = "la",
+) -> None:
+    ImageDraw.Draw(sheet).text(place, text, fill=colour, font=_font(size), anchor=anchor)
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+def pixels(image: Float[Tensor, "3 h w"], scale: int = 1) -> Image.Image:
+    """An image in [-1, 1], enlarged without smoothing: what is shown is what was decoded."""
+    levels = ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
+    picture = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+    size = (picture.width * scale, picture.height * scale)
+    return picture.resize(size, Image.Resampling.NEAREST)
+
+
+def sheet_png(sheet: Image.Image) -> bytes:
+    file = BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
+
+
+def figure_png(figure: Figure) -> bytes:
+    """Drawn with matplotlib's objects alone: no window, no global state, so any thread may draw."""
+    file = BytesIO()
+    FigureCanvasAgg(figure).print_png(file)
+    return file.getvalue()
