@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 
 OUT ?= demo
 
-.PHONY: demo test lint format clean
+.PHONY: demo test weights lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lgq demo --out $(OUT)
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n 2
+
+weights: $(VENV)/.installed
+	$(BIN)/lgq weights fetch
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

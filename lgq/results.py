@@ -7,6 +7,7 @@ A metric that is no finite number is null. Records are only ever added, each in 
 processes may share a file, and a killed one leaves at most a torn last line, which readers leave out.
 """
 
+import errno
 import json
 import math
 import os
@@ -29,9 +30,7 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         make_directory(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            line = json_bytes(_strict(record))
-            os.write(descriptor, line if _ends_whole(descriptor) else b"\n" + line)
-            os.fsync(descriptor)
+            _write(descriptor, as_line(record))
         finally:
             os.close(descriptor)
         sync_directory(path.parent)
@@ -39,6 +38,11 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         raise ResultsError(
             f"cannot write {path} ({error.strerror or error}): choose another place."
         ) from error
+
+
+def as_line(record: dict[str, Any]) -> bytes:
+    """A record as it stands in a file."""
+    return json_bytes(_strict(record))
 
 
 def read_results(file: str | Path) -> list[dict[str, Any]]:
@@ -59,9 +63,13 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _ends_whole(descriptor: int) -> bool:
+def _write(descriptor: int, line: bytes) -> None:
     size = os.fstat(descriptor).st_size
-    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    line = b"\n" + line if torn else line
+    if os.write(descriptor, line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(descriptor)
 
 
 def _strict(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Do the metrics of reconstructions rank what the eye ranks? Blur and JPEG of rising strength must cost more.
 
-    python scripts/check_metrics.py --data 'val-{000..001}.tar'        # about an hour on two cores
+    python scripts/check_metrics.py --data 'val-{000..001}.tar'        # about half an hour on two cores
     python scripts/check_metrics.py --data photos --images 100
 
 Prints a table, and ends with code 1 if images differ from themselves, or if LPIPS or rFID does not rise

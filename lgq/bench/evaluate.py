@@ -33,6 +33,7 @@ from lgq.tokenizer import Tokenizer
 
 Call = Callable[[], Any]
 
+_IMAGES_PER_FEATURE = {"Fréchet distance, full rank": 2.0, "Fréchet distance, half rank": 0.5}
 _GRID = (16, 16)
 _GEOMETRY_BATCH = 32
 
@@ -78,23 +79,17 @@ class EvaluateRow:
 
 def plan() -> tuple[str, ...]:
     """The rows, by name; those that need scipy are absent without it."""
-    needing_scipy = ("Fréchet distance, full rank", "Fréchet distance, half rank")
     has_scipy = importlib.util.find_spec("scipy") is not None
-    return ("evaluation", *(needing_scipy if has_scipy else ()), "geometry")
+    return ("evaluation", *(_IMAGES_PER_FEATURE if has_scipy else ()), "geometry")
 
 
 def run(settings: EvaluateBenchmark) -> Iterator[EvaluateRow]:
     require_at_least(1, images=settings.images, batch_size=settings.batch_size, rounds=settings.rounds)
     require_at_least(2, features=settings.features, geometry_images=settings.geometry_images)
     require_measurable((settings.codes,), settings.device)
+    measures = {"evaluation": _evaluation_row, "geometry": _geometry_row}
     for what in plan():
-        if what == "evaluation":
-            yield _evaluation_row(what, settings)
-        elif what == "geometry":
-            yield _geometry_row(what, settings)
-        else:
-            images = settings.features * 2 if "full" in what else settings.features // 2 + 1
-            yield _frechet_row(what, settings, images)
+        yield measures.get(what, _frechet_row)(what, settings)
 
 
 def _evaluation_row(what: str, settings: EvaluateBenchmark) -> EvaluateRow:
@@ -145,7 +140,8 @@ def networks_alone(
     return forward
 
 
-def _frechet_row(what: str, settings: EvaluateBenchmark, images: int) -> EvaluateRow:
+def _frechet_row(what: str, settings: EvaluateBenchmark) -> EvaluateRow:
+    images = int(settings.features * _IMAGES_PER_FEATURE[what]) + 1
     a, b = (_gaussian(images, settings.features, seed) for seed in (1, 2))
     results: dict[str, float] = {}
 

@@ -1,13 +1,11 @@
 """`lgq evaluate`: the paper's row for a tokenizer."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from rich import box
 from rich.console import Console
@@ -18,10 +16,13 @@ from lgq.data import ImageDataset, open_dataset
 from lgq.data.subset import random_subset
 from lgq.distributed import join_processes, rank
 from lgq.evaluation.judges import judges_at_hand
+from lgq.evaluation.projection import Method
+from lgq.evaluation.study import CodebookStudy, study_codebook
 from lgq.evaluation.tokenizer import Evaluation, evaluate_tokenizer
 from lgq.files import make_directory, replace_file
+from lgq.report.codebooks import draw_study
 from lgq.report.extremes import extremes
-from lgq.results import RESULTS, append_result
+from lgq.results import RESULTS, append_result, as_line
 from lgq.tokenizer import Tokenizer
 from lgq.training.directory import describe_environment
 from lgq.training.trained import Which, trained_image_size, trained_settings, trained_tokenizer
@@ -67,43 +68,51 @@ class Evaluate:
     """Which weights of a run."""
     out: Path | None = None
     """Directory for the record and the pictures; by default RUN/evaluation."""
+    geometry: Method | None = None
+    """Study the codebook too: how freely codes combine, their norms, what they stand for, and where they
+    lie among latents, in a plane by umap, pca, or (auto) umap where it is installed; with pictures."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the record as one JSON object; the table then goes to the error output."""
 
     def run(self) -> int:
+        folder, device = self._folder(), join_processes()
+        tokenizer: Tokenizer = trained_tokenizer(self.tokenizer, self.weights).to(device)
+        with progress_of("evaluating") as report:
+            evaluation = evaluate_tokenizer(
+                tokenizer, self._images(), judges_at_hand(device), **self._reading(), on_progress=report
+            )
+        study = self._study(tokenizer) if self.geometry else None
+        if rank() == 0:
+            record = self._record(tokenizer, evaluation, study)
+            append_result(folder / RESULTS, record)
+            self._show(evaluation, study, record)
+            _draw(folder, extremes(evaluation.scores, tokenizer, self._images(), self._size()))
+            _draw(folder, draw_study(study, method=self.geometry) if study and self.geometry else {})
+            say(f"the record, and the best, median and worst reconstructions: {folder}")
+        return 0
+
+    def _study(self, tokenizer: Tokenizer) -> CodebookStudy:
+        with progress_of("studying codes") as report:
+            return study_codebook(tokenizer, self._images(), **self._reading(), on_progress=report)
+
+    def _images(self) -> ImageDataset:
+        data: ImageDataset = open_dataset(self.data)
+        return data if self.images is None else random_subset(data, self.images)
+
+    def _reading(self) -> dict[str, Any]:
+        return {"image_size": self._size(), "batch_size": self.batch_size, "workers": self.workers}
+
+    def _size(self) -> int:
         size = self.image_size or trained_image_size(self.tokenizer)
         if size is None:
             raise ValueError(f"{self.tokenizer} is no run that says its image size: give --image-size.")
-        data: ImageDataset = open_dataset(self.data)
-        if self.images is not None:
-            data = random_subset(data, self.images)
-        device = join_processes()
-        tokenizer: Tokenizer = trained_tokenizer(self.tokenizer, self.weights).to(device)
-        evaluation = self._measure(tokenizer, data, size, device)
-        if rank() == 0:
-            self._show(evaluation, self._record(evaluation, tokenizer, data, size))
-            self._draw(evaluation, tokenizer, data, size)
-        return 0
-
-    def _measure(
-        self, tokenizer: Tokenizer, data: ImageDataset, size: int, device: torch.device
-    ) -> Evaluation:
-        with progress_of("evaluating") as report:
-            return evaluate_tokenizer(
-                tokenizer,
-                data,
-                judges_at_hand(device),
-                image_size=size,
-                batch_size=self.batch_size,
-                workers=self.workers,
-                on_progress=report,
-            )
+        return size
 
     def _record(
-        self, evaluation: Evaluation, tokenizer: Tokenizer, data: ImageDataset, size: int
+        self, tokenizer: Tokenizer, evaluation: Evaluation, study: CodebookStudy | None
     ) -> dict[str, Any]:
         settings = trained_settings(self.tokenizer) or {}
-        record = {
+        return {
             "kind": "tokenizer",
             "command": ["lgq", *sys.argv[1:]],
             "run": self.tokenizer,
@@ -111,31 +120,23 @@ class Evaluate:
             "fingerprint": tokenizer.fingerprint(),
             "config": settings or tokenizer.settings,
             "seed": settings.get("seed"),
-            "data": repr(data),
-            "image_size": size,
-            "images": evaluation.images,
-            "broken": evaluation.broken,
-            "metrics": evaluation.metrics,
-            "absent": evaluation.absent,
-            "fid": evaluation.fid,
+            "data": repr(self._images()),
+            "image_size": self._size(),
             "environment": describe_environment(settings.get("seed")),
+            **evaluation.record(),
+            **({"geometry": study.record()} if study else {}),
         }
-        append_result(self._folder() / RESULTS, record)
-        return record
 
-    def _show(self, evaluation: Evaluation, record: dict[str, Any]) -> None:
+    def _show(self, evaluation: Evaluation, study: CodebookStudy | None, record: dict[str, Any]) -> None:
         console = ERRORS if self.as_json else Console()
         console.print(_table(evaluation))
-        for metric, reason in evaluation.absent.items():
-            say(f"no {metric}: {reason}")
+        if study:
+            console.print(_study_table(study))
+        absent = evaluation.absent | (study.absent if study else {})
+        for reason in dict.fromkeys(absent.values()):
+            say(f"no {', '.join(name for name, why in absent.items() if why == reason)}: {reason}")
         if self.as_json:
-            print(json.dumps(record, allow_nan=False))
-
-    def _draw(self, evaluation: Evaluation, tokenizer: Tokenizer, data: ImageDataset, size: int) -> None:
-        make_directory(self._folder())
-        for name, picture in extremes(evaluation.scores, tokenizer, data, size).items():
-            replace_file(self._folder() / f"{name}.png", picture)
-        say(f"the record, and the best, median and worst reconstructions: {self._folder()}")
+            print(as_line(record).decode(), end="")
 
     def _folder(self) -> Path:
         if self.out is not None:
@@ -143,6 +144,19 @@ class Evaluate:
         if Path(self.tokenizer).is_dir():
             return Path(self.tokenizer) / "evaluation"
         raise ValueError(f"{self.tokenizer} is not on this machine: give --out for the record and pictures.")
+
+
+def _draw(folder: Path, pictures: dict[str, bytes]) -> None:
+    make_directory(folder)
+    for stem, picture in pictures.items():
+        replace_file(folder / f"{stem}.png", picture)
+
+
+def _study_table(study: CodebookStudy) -> Table:
+    table = Table(title="geometry of the codebook", box=box.SIMPLE_HEAD, show_header=False)
+    for name, value in study.metrics.items():
+        table.add_row(name.replace("_", " "), f"{value:,.4g}")
+    return table
 
 
 def _table(evaluation: Evaluation) -> Table:

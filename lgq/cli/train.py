@@ -78,6 +78,7 @@ def _summary(outcome: Outcome, out: Path) -> str:
 
 
 def _show_plan(run: TokenizerRun, images: int) -> None:
+    run = run.for_data(images)
     print(json_bytes(to_json(run), indent=2).decode())
     Console().print(_table(footprint(run), run, images))
 

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
+from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
 from lgq.data.loader import Batch, ImageLoader, Loading
+from lgq.data.subset import Subset
 from lgq.data.token_format import Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter, write_whole
 from lgq.data.tokens import TokenDataset
@@ -84,17 +85,18 @@ def encode_dataset(
     loading = Loading(image_size=image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
     # By number and not by what is missing: processes that look at different moments still agree.
-    mine = [_Part(dataset, shard, shard_size) for shard in range(rank(), encoding.shards, world_size())]
-    done, total = sum(len(part) for part in mine if part.shard in writer.written), sum(map(len, mine))
-    for part in mine:
-        if part.shard in writer.written:
-            continue
+    mine = range(rank(), encoding.shards, world_size())
+    parts = {shard: _part(dataset, shard, shard_size) for shard in mine}
+    missing = {shard: part for shard, part in parts.items() if shard not in writer.written}
+    total = sum(map(len, parts.values()))
+    done = total - sum(map(len, missing.values()))
+    for shard, part in missing.items():
         loader = ImageLoader(part, loading)
         batches = []
         for batch in _readable(loader):
             batches.append(_encode(tokenizer, batch, flips))
             _report(on_progress, done + batch.position, total)
-        writer.write(part.shard, batches, loader.broken)
+        writer.write(shard, batches, loader.broken)
         done += len(part)
         _report(on_progress, done, total)
     _wait_for_all()
@@ -170,21 +172,9 @@ def reconstruct_images(
     return Reconstructions(images, broken)
 
 
-class _Part:
+def _part(dataset: ImageDataset, shard: int, shard_size: int) -> Subset:
     """The images of a data set that one shard covers."""
-
-    def __init__(self, dataset: ImageDataset, shard: int, shard_size: int):
-        self.dataset, self.shard = dataset, shard
-        self.indices = range(len(dataset))[shard * shard_size : (shard + 1) * shard_size]
-
-    def __repr__(self) -> str:
-        return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> EncodedImage:
-        return self.dataset[self.indices[index]]
+    return Subset(dataset, range(len(dataset))[shard * shard_size : (shard + 1) * shard_size])
 
 
 def _plan(

@@ -7,13 +7,13 @@ n = images of a batch, d = features.
     ours.over_ranks().compare(reference)                     # {"fid": ..., "kid": ..., ...}
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Integer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from lgq.evaluation.features import FeatureSample
@@ -24,6 +24,8 @@ from lgq.files import make_directory, replace_file
 
 SAMPLE = 10_000
 """Images whose features are kept for KID, precision and recall."""
+
+_LEAST_IMAGES = 2
 _NEIGHBOURS = 3
 
 
@@ -36,6 +38,7 @@ class FeatureSet:
 
     @classmethod
     def of(cls, dim: int, *, sample: int = SAMPLE) -> "FeatureSet":
+        """sample: images at most whose features are kept."""
         return cls(FeatureStatistics.of(dim), FeatureSample.of(sample, dim=dim))
 
     def update(self, features: Float[Tensor, "n d"], numbers: Integer[Tensor, " n"]) -> None:
@@ -44,37 +47,49 @@ class FeatureSet:
         self.sample.update(features, numbers)
 
     def over_ranks(self) -> "FeatureSet":
+        """Of all processes."""
         return FeatureSet(self.statistics.over_ranks(), self.sample.over_ranks())
 
     def compare(self, reference: "FeatureSet") -> dict[str, float]:
-        """fid of all; kid, precision and recall of the samples, where these have images enough."""
-        distances = {"fid": self.statistics.gaussian().distance(reference.statistics.gaussian())}
+        """fid of all images; kid, precision and recall of the samples; those that have images enough."""
         mine, theirs = self.sample.features, reference.sample.features
-        if min(len(mine), len(theirs)) > _NEIGHBOURS:
+        images = min(len(mine), len(theirs))
+        distances: dict[str, float] = {}
+        if images >= _LEAST_IMAGES:
+            distances["fid"] = self.statistics.gaussian().distance(reference.statistics.gaussian())
             distances["kid"] = kernel_distance(mine, theirs)
+        if images > _NEIGHBOURS:
             distances |= precision_recall(mine, theirs, neighbours=_NEIGHBOURS)._asdict()
         return distances
 
     def save(self, path: Path) -> None:
-        count, seed = (torch.tensor(number) for number in (self.statistics.count, self.sample.seed))
+        """With a hash in front: of the features that a later comparison rests on, no bit may differ."""
         tensors = {
-            "count": count,
+            "count": torch.tensor(self.statistics.count),
             "mean": self.statistics.mean,
             "scatter": self.statistics.scatter,
-            "seed": seed,
+            "seed": torch.tensor(self.sample.seed),
             "order": self.sample.order,
             "numbers": self.sample.numbers,
             "slots": self.sample.slots,
         }
+        data = save(tensors)
         make_directory(path.parent)
-        replace_file(path, save(tensors))
+        replace_file(path, hashlib.sha256(data).digest() + data)
 
     @classmethod
     def load(cls, path: Path) -> "FeatureSet":
         try:
-            saved = load_file(path)
-            statistics = FeatureStatistics(int(saved["count"]), saved["mean"], saved["scatter"])
-            seed = int(saved["seed"])
-            return cls(statistics, FeatureSample(seed, saved["order"], saved["numbers"], saved["slots"]))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise StatisticsError(f"{path} is damaged: delete it, and it is made again.") from error
+            content = memoryview(path.read_bytes())
+        except OSError as error:
+            raise StatisticsError(f"{path} cannot be read: {error.strerror or error}.") from error
+        size = hashlib.sha256().digest_size
+        digest, data = content[:size], bytes(content[size:])
+        if hashlib.sha256(data).digest() != digest:
+            raise StatisticsError(
+                f"{path} has other bytes than were written: delete it, and it is made again."
+            )
+        saved = load(data)
+        statistics = FeatureStatistics(int(saved["count"]), saved["mean"], saved["scatter"])
+        sample = FeatureSample(int(saved["seed"]), saved["order"], saved["numbers"], saved["slots"])
+        return cls(statistics, sample)

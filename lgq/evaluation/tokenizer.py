@@ -1,7 +1,5 @@
 """How good is a tokenizer? Every column of the paper's tables, in one pass over a data set.
 
-b = images, s = their side in pixels.
-
     judges = judges_at_hand(device)                                  # networks whose weights are here
     evaluation = evaluate_tokenizer(tokenizer, open_dataset("photos"), judges, image_size=256)
     evaluation.metrics["psnr"], evaluation.metrics["rfid"], evaluation.absent
@@ -10,89 +8,26 @@ Under torchrun each process takes a share, and the result is that of one process
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+import torch.distributed as dist
 
-from lgq.data import ImageDataset, ImageLoader, Loading
+from lgq.checks import require_at_least
+from lgq.data import Batch, DataError, ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
-from lgq.evaluation.feature_set import FeatureSet
-from lgq.evaluation.judges import Judges
-from lgq.evaluation.reconstruction import ReconstructionQuality
-from lgq.evaluation.reference import content_hash, find_reference, reference_path
-from lgq.models.inception import FEATURES
+from lgq.evaluation.judges import NEED_INCEPTION, Judges
+from lgq.evaluation.quality import Codes, Images, TokenizerQuality
+from lgq.evaluation.reference import Reference
 from lgq.tokenizer import Tokenizer
 
-Images = Float[Tensor, "b 3 s s"]
-Reconstruct = Callable[[Images], tuple[Images, Int[Tensor, "b *tokens"]]]
+Reconstruct = Callable[[Images], tuple[Images, Codes]]
 """Images to reconstructions in [-1, 1] and the numbers of the codes in between."""
 Progress = Callable[[int, int], None]
-
-
-@dataclass
-class TokenizerQuality:
-    """Streaming: `update` per batch, `over_ranks` for all processes, then `metrics`."""
-
-    judges: Judges
-    usage: CodeUsage
-    reference: FeatureSet | None = None
-    """Of the images themselves, where it is known before; else it is collected along the way."""
-    pixels: ReconstructionQuality = field(default_factory=ReconstructionQuality)
-    perceptual: Float[Tensor, ""] = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    features: FeatureSet | None = None
-    originals: FeatureSet | None = None
-
-    def __post_init__(self) -> None:
-        if self.judges.inception is not None and self.features is None:
-            self.features = FeatureSet.of(FEATURES)
-            self.originals = None if self.reference else FeatureSet.of(FEATURES)
-
-    @torch.no_grad()
-    def update(
-        self,
-        images: Images,
-        reconstructions: Images,
-        codes: Int[Tensor, "b *tokens"],
-        numbers: Int[Tensor, " b"],
-    ) -> Float[Tensor, " b"]:
-        """numbers: place of each image in the data set. Returns the PSNR of each."""
-        ratios = self.pixels.update(images, reconstructions)
-        self.usage.update(codes)
-        if self.judges.lpips is not None:
-            self.perceptual += self.judges.lpips(images, reconstructions).double().sum().cpu()
-        if self.judges.inception is not None and self.features is not None:
-            self.features.update(self.judges.inception(reconstructions), numbers)
-            if self.originals is not None:
-                self.originals.update(self.judges.inception(images), numbers)
-        return ratios
-
-    def over_ranks(self) -> "TokenizerQuality":
-        return TokenizerQuality(
-            self.judges,
-            self.usage.over_ranks(),
-            self.reference,
-            self.pixels.over_ranks(),
-            sum_over_ranks(self.perceptual),
-            self.features and self.features.over_ranks(),
-            self.originals and self.originals.over_ranks(),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """`reconstruction_loss` is the paper's without its GAN term: l1 + LPIPS, each of weight 1."""
-        values = self.pixels.summary()
-        if self.judges.lpips is not None:
-            values["lpips"] = float(self.perceptual) / self.pixels.count
-            values["reconstruction_loss"] = values["l1"] + values["lpips"]
-        reference = self.reference or self.originals
-        if self.features is not None and reference is not None and self.pixels.count > 1:
-            distances = self.features.compare(reference)
-            values |= {"rfid": distances.pop("fid")} | distances
-        return values | self.usage.summary()
+"""Called with the images done and the images to do, of all processes."""
 
 
 class ImageScore(NamedTuple):
@@ -105,20 +40,27 @@ class ImageScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found."""
+    """What an evaluation found, over all processes."""
 
     metrics: dict[str, float]
     images: int
-    """That were read, over all processes."""
+    """That were read."""
     absent: dict[str, str]
     """Metrics that were not taken, and why."""
     fid: dict[str, Any] | None
     """The conventions behind rfid, kid, precision and recall; none where they are absent."""
+    lpips: dict[str, Any] | None
+    """The weights behind lpips and reconstruction_loss, likewise."""
     usage: CodeUsage
     scores: list[ImageScore]
-    """Of this process' images."""
+    """Of every image that was read."""
     broken: dict[str, str]
-    """Images of this process that could not be read, with the reason."""
+    """Images that could not be read, with the reason."""
+
+    def record(self) -> dict[str, Any]:
+        """Its part of a results record (`lgq.results`)."""
+        unreported = ("usage", "scores")
+        return {name: value for name, value in vars(self).items() if name not in unreported}
 
 
 def evaluate_tokenizer(
@@ -129,15 +71,27 @@ def evaluate_tokenizer(
     image_size: int,
     batch_size: int = 32,
     workers: int = 0,
+    use_cache: bool = True,
     on_progress: Progress | None = None,
 ) -> Evaluation:
-    """Centre-cropped images through a tokenizer in eval mode; float32 whatever it was trained in."""
-    size = tokenizer.codebook_size * tokenizer.stages
-    loading = Loading(
-        image_size=image_size, batch_size=batch_size, workers=workers, rank=rank(), world_size=world_size()
-    )
+    """Centre-cropped images through a tokenizer, in eval mode and in the precision of its weights.
+
+    use_cache: take the features of the images from the cache of an earlier evaluation, or leave them there.
+    """
     device = next(tokenizer.parameters()).device
-    return evaluate(through(tokenizer), size, ImageLoader(data, loading), judges, device, on_progress)
+    loading = Loading(
+        image_size=image_size,
+        batch_size=batch_size,
+        workers=workers,
+        pin_memory=device.type == "cuda",
+        rank=rank(),
+        world_size=world_size(),
+    )
+    loader, codes = ImageLoader(data, loading), tokenizer.codebook_size * tokenizer.stages
+    with _in_eval_mode(tokenizer):
+        return evaluate(
+            through(tokenizer), codes, loader, judges, device, use_cache=use_cache, on_progress=on_progress
+        )
 
 
 def evaluate(
@@ -146,73 +100,114 @@ def evaluate(
     loader: ImageLoader,
     judges: Judges,
     device: torch.device,
+    *,
+    use_cache: bool = True,
     on_progress: Progress | None = None,
 ) -> Evaluation:
-    """The same of anything that reconstructs images, such as a JPEG encoder."""
-    path, reference = _reference(loader, judges)
-    quality = TokenizerQuality(judges, CodeUsage.of(codebook_size), reference)
-    scores: list[ImageScore] = []
-    for batch in loader.one_pass():
-        images = batch.images.to(device)
+    """The same of anything that reconstructs images; what has no codes, such as JPEG, gives zeros of one."""
+    total, reference = len(loader.dataset), _reference(loader, judges)
+    known = reference.features if reference and use_cache else None
+    quality = TokenizerQuality.of(judges, codebook_size, images=total, known=known)
+    ratios, read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
+    for batch in _readable(loader):
+        images = batch.images.to(device, non_blocking=True)
         reconstructions, codes = reconstruct(images)
-        ratios = quality.update(images, reconstructions, codes, batch.indices)
-        pairs = zip(batch.indices.tolist(), ratios.tolist(), strict=True)
-        scores += [ImageScore(*pair) for pair in pairs]
+        ratios[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
+        read[batch.indices] = 1
         if on_progress is not None:
-            on_progress(batch.position, len(loader.dataset))
-    everywhere = quality.over_ranks()
-    if rank() == 0 and path is not None and everywhere.originals is not None:
-        everywhere.originals.save(path)
-    return Evaluation(
-        metrics=everywhere.metrics(),
-        images=everywhere.pixels.count,
-        absent=judges.absent,
-        fid=_conventions(everywhere),
-        usage=everywhere.usage,
-        scores=scores,
-        broken=dict(loader.broken),
-    )
+            on_progress(batch.position, total)
+    everywhere, ratios, read = quality.over_ranks(), sum_over_ranks(ratios), sum_over_ranks(read)
+    if everywhere.pixels.count == 0:
+        raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
+    new = None if everywhere.originals_known else everywhere.originals
+    if reference and new and use_cache and rank() == 0:
+        reference.keep(new)
+    scores = [ImageScore(number, float(ratios[number])) for number in read.nonzero().flatten().tolist()]
+    return _summed_up(everywhere, reference, scores, loader)
 
 
 def through(tokenizer: Tokenizer) -> Reconstruct:
     """Images through a tokenizer; stages of a residual one have codes of their own."""
-    offsets = tokenizer.codebook_size * torch.arange(tokenizer.stages)
 
     @torch.no_grad()
-    def reconstruct(images: Images) -> tuple[Images, Int[Tensor, "b *tokens"]]:
+    def reconstruct(images: Images) -> tuple[Images, Codes]:
         reconstruction, quantized = tokenizer(images)
         codes = quantized.indices
         if tokenizer.stages > 1:
-            codes = codes + offsets.to(codes.device)
-        return reconstruction.clamp(-1, 1), codes
+            codes = codes + tokenizer.codebook_size * torch.arange(tokenizer.stages, device=codes.device)
+        return reconstruction.float().clamp(-1, 1), codes
 
     return reconstruct
 
 
-def _reference(loader: ImageLoader, judges: Judges) -> tuple[Path | None, FeatureSet | None]:
-    if judges.inception is None:
-        return None, None
-    content, size = content_hash(loader.dataset), loader.settings.image_size
-    path = reference_path(content, size, judges.inception.convention)
-    return path, find_reference(path)
-
-
-def _conventions(quality: TokenizerQuality) -> dict[str, Any] | None:
-    reference = quality.reference or quality.originals
-    if quality.judges.inception is None or reference is None or quality.pixels.count < 2:
-        return None
-    return asdict(quality.judges.inception.convention) | {
-        "covariance": "divided by n - 1",
-        "images": quality.pixels.count,
-        "reference_images": reference.statistics.count,
-        "reference_sha256": reference.statistics.gaussian().sha256,
-        "sample": len(reference.sample.features),
-    }
-
-
 def best_median_worst(scores: Iterable[ImageScore], each: int) -> dict[str, list[ImageScore]]:
-    """Images to look at: those with the highest, the middle and the lowest PSNR."""
+    """Images to look at: those with the highest, the middle and the lowest PSNR, in that order.
+
+    Groups of few images overlap.
+    """
+    require_at_least(1, each=each)
     ranked = sorted(scores, key=lambda score: (-score.psnr, score.number))
-    middle = max(0, len(ranked) // 2 - each // 2)
-    worst: Iterator[ImageScore] = reversed(ranked[-each:])
-    return {"best": ranked[:each], "median": ranked[middle : middle + each], "worst": list(worst)}
+    middle = max(0, (len(ranked) - each) // 2)
+    return {"best": ranked[:each], "median": ranked[middle : middle + each], "worst": ranked[-each:][::-1]}
+
+
+def _reference(loader: ImageLoader, judges: Judges) -> Reference | None:
+    if judges.inception is None:
+        return None
+    return Reference.find(loader.dataset, loader.settings.image_size, judges.inception.convention)
+
+
+def _readable(loader: ImageLoader) -> Iterator[Batch]:
+    try:
+        yield from loader.one_pass()
+    except DataError:
+        # Where the share of one process is broken, the others have images, and wait for its counts.
+        if not loader.broken:
+            raise
+
+
+def _summed_up(
+    quality: TokenizerQuality, reference: Reference | None, scores: list[ImageScore], loader: ImageLoader
+) -> Evaluation:
+    metrics, judges, images = quality.metrics(), quality.judges, quality.pixels.count
+    missing = [name for name in NEED_INCEPTION if judges.inception and name not in metrics]
+    too_few = dict.fromkeys(missing, f"{images} images are too few for it: take 4 or more.")
+    conventions = None
+    if judges.inception and quality.originals and reference and "rfid" in metrics:
+        conventions = asdict(judges.inception.convention) | {
+            "covariance": "divided by n - 1",
+            "image_size": loader.settings.image_size,
+            "images": images,
+            "reference_images": quality.originals.statistics.count,
+            "reference_sha256": reference.content,
+            "sample": len(quality.originals.sample.features),
+        }
+    return Evaluation(
+        metrics=metrics,
+        images=images,
+        absent=judges.absent | too_few,
+        fid=conventions,
+        lpips=None if judges.lpips is None else {"weights_sha256": judges.lpips.weights_sha256},
+        usage=quality.usage,
+        scores=scores,
+        broken=_of_all_processes(loader.broken),
+    )
+
+
+def _of_all_processes(broken: dict[str, str]) -> dict[str, str]:
+    if world_size() == 1:
+        return dict(broken)
+    parts: list[dict[str, str]] = [{} for _ in range(world_size())]
+    dist.all_gather_object(parts, broken)
+    return {name: reason for part in parts for name, reason in part.items()}
+
+
+@contextmanager
+def _in_eval_mode(tokenizer: Tokenizer) -> Iterator[None]:
+    """A quantizer in train mode would learn from the images it is judged by."""
+    training = tokenizer.training
+    tokenizer.eval()
+    try:
+        yield
+    finally:
+        tokenizer.train(training)

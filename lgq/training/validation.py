@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from lgq.evaluation.judges import Judges
-from lgq.evaluation.tokenizer import TokenizerQuality, through
+from lgq.evaluation.quality import TokenizerQuality
+from lgq.evaluation.tokenizer import through
 from lgq.tokenizer import Tokenizer
 
 Numbered = tuple[Float[Tensor, "b 3 s s"], Int[Tensor, " b"]]

@@ -1,0 +1,90 @@
+"""What reconstructions are judged by, batch by batch: pixels, LPIPS, Inception features, use of codes.
+
+b = images, s = their side in pixels.
+
+    quality = TokenizerQuality.of(judges, codebook_size=1024, images=len(dataset))
+    quality.update(images, reconstructions, codes, numbers)             # per batch
+    quality.over_ranks().metrics()
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from lgq.distributed import sum_over_ranks
+from lgq.evaluation.codebook import CodeUsage
+from lgq.evaluation.feature_set import SAMPLE, FeatureSet
+from lgq.evaluation.judges import Judges
+from lgq.evaluation.reconstruction import ReconstructionQuality
+from lgq.models.inception import FEATURES
+
+Images = Float[Tensor, "b 3 s s"]
+Codes = Int[Tensor, "b *tokens"]
+
+
+@dataclass
+class TokenizerQuality:
+    """Streaming: `update` per batch, `over_ranks` for all processes, then `metrics`."""
+
+    judges: Judges
+    usage: CodeUsage
+    features: FeatureSet | None = None
+    """Of the reconstructions; none without Inception, as `originals`."""
+    originals: FeatureSet | None = None
+    """Of the images themselves."""
+    originals_known: bool = False
+    """From an earlier evaluation; else they are collected along the way."""
+    pixels: ReconstructionQuality = field(default_factory=ReconstructionQuality)
+    perceptual: Float64[Tensor, ""] = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+
+    @classmethod
+    def of(
+        cls, judges: Judges, codebook_size: int, *, images: int, known: FeatureSet | None = None
+    ) -> "TokenizerQuality":
+        """images: that are to come at most; known: the features of all of them."""
+        usage = CodeUsage.of(codebook_size)
+        if judges.inception is None:
+            return cls(judges, usage)
+        sample = min(SAMPLE, images)
+        originals = known or FeatureSet.of(FEATURES, sample=sample)
+        return cls(judges, usage, FeatureSet.of(FEATURES, sample=sample), originals, known is not None)
+
+    @torch.no_grad()
+    def update(
+        self, images: Images, reconstructions: Images, codes: Codes, numbers: Int[Tensor, " b"]
+    ) -> Float[Tensor, " b"]:
+        """numbers: place of each image in the data set. Returns the PSNR of each."""
+        self.usage.update(codes)
+        if self.judges.lpips is not None:
+            self.perceptual += self.judges.lpips(images, reconstructions).double().sum().cpu()
+        if self.judges.inception is not None and self.features is not None and self.originals is not None:
+            self.features.update(self.judges.inception(reconstructions), numbers)
+            if not self.originals_known:
+                self.originals.update(self.judges.inception(images), numbers)
+        return self.pixels.update(images, reconstructions)
+
+    def over_ranks(self) -> "TokenizerQuality":
+        """Of all processes."""
+        originals = self.originals
+        return TokenizerQuality(
+            self.judges,
+            self.usage.over_ranks(),
+            self.features and self.features.over_ranks(),
+            originals if self.originals_known else originals and originals.over_ranks(),
+            self.originals_known,
+            self.pixels.over_ranks(),
+            sum_over_ranks(self.perceptual),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """`reconstruction_loss` is the paper's without its GAN term: l1 + LPIPS, each of weight 1."""
+        values = self.pixels.summary()
+        if self.judges.lpips is not None:
+            values["lpips"] = float(self.perceptual) / self.pixels.count
+            values["reconstruction_loss"] = values["l1"] + values["lpips"]
+        if self.features is not None and self.originals is not None:
+            distances = self.features.compare(self.originals)
+            values |= {"rfid" if name == "fid" else name: value for name, value in distances.items()}
+        return values | self.usage.summary()

@@ -1,0 +1,111 @@
+"""`lgq evaluate` and `lgq weights` as a user types them."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from lgq import Tokenizer, weights
+from lgq.cli import main
+from lgq.models.autoencoder import Backbone
+from lgq.results import read_results
+
+IMAGES = ["--data", "sample:held-out", "--images", "6", "--image-size", "32", "--workers", "0"]
+PAPER = {"psnr", "ssim", "lpips", "reconstruction_loss", "rfid", "utilization", "perplexity"}
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    torch.manual_seed(0)
+    Tokenizer(Backbone(widths=(8, 16), groups=4, blocks=1), codebook_size=32).save_pretrained(tmp_path / "t")
+    return tmp_path / "t"
+
+
+@pytest.fixture
+def no_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+
+
+def refusal(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_an_evaluation_is_printed_recorded_and_drawn(tokenizer, capsys):
+    for _ in range(2):
+        main(["evaluate", str(tokenizer), *IMAGES])
+    printed = capsys.readouterr()
+    assert "6 images" in printed.out
+    assert "PSNR" in printed.out
+    first, second = read_results(tokenizer / "evaluation" / "results.jsonl")
+    assert first["metrics"] == second["metrics"]
+    assert first["images"] == 6
+    assert first["image_size"] == 32
+    assert first["fingerprint"] == Tokenizer.from_pretrained(tokenizer).fingerprint()
+    for kind in ("best", "median", "worst"):
+        with Image.open(tokenizer / "evaluation" / f"{kind}.png") as picture:
+            assert picture.width > 6 * 32
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_metric_without_its_weights_is_absent_by_name_with_the_command(tokenizer, capsys):
+    main(["evaluate", str(tokenizer), *IMAGES, "--json"])
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert PAPER - record["metrics"].keys() == {"lpips", "reconstruction_loss", "rfid"}
+    assert {"lpips", "rfid"} <= record["absent"].keys()
+    assert "no lpips" in printed.err
+    assert printed.err.count("run `lgq weights fetch`") == 2
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_geometry_adds_its_numbers_and_pictures(tokenizer, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["evaluate", str(tokenizer), *IMAGES, "--geometry", "pca", "--out", str(out)])
+    (record,) = read_results(out / "results.jsonl")
+    assert 0 < record["geometry"]["metrics"]["cooccurrence_density"] <= 1
+    assert {path.stem for path in out.glob("*.png")} >= {"usage", "atlas", "norms", "overlay", "best"}
+    assert "cooccurrence density" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(
+    any(each.state != "here" for each in weights.status() if each.name in ("lpips-vgg16", "inception-fid")),
+    reason="needs weights of other networks: lgq weights fetch",
+)
+def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
+    main(["evaluate", str(tokenizer), *IMAGES, "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["metrics"].keys() >= PAPER | {"kid", "precision", "recall"}
+    assert record["fid"]["images"] == record["fid"]["reference_images"] == 6
+    assert len(record["fid"]["weights_sha256"]) == 64
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_mistakes_of_an_evaluation_are_named(tokenizer, capsys):
+    assert "give --image-size" in refusal(capsys, "evaluate", tokenizer, "--data", "sample")
+    assert "nowhere does not exist" in refusal(
+        capsys, "evaluate", tokenizer, "--data", "nowhere", "--image-size", 32
+    )
+    assert "images must be at least 1" in refusal(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
+    assert "give --out" in refusal(capsys, "evaluate", "nobody/nothing", *IMAGES)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_the_state_of_the_weights_is_shown_with_the_way_to_have_them(capsys):
+    main(["weights", "status"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for name in weights.SETS:
+        assert name in printed
+    assert "lgq weights fetch" in printed
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_file_that_holds_no_weights_is_refused(tmp_path, capsys):
+    (tmp_path / "file.pth").write_bytes(b"no weights")
+    assert "none of the files that can be imported" in refusal(
+        capsys, "weights", "import", tmp_path / "file.pth"
+    )

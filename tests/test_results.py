@@ -1,0 +1,78 @@
+import json
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lgq.results import ResultsError, append_result, read_results
+
+
+def test_records_come_back_in_their_order(tmp_path):
+    file = tmp_path / "new" / "results.jsonl"
+    records = [{"metrics": {"psnr": 21.5}}, {"data": "Fotos/é 犬\u2028\r\n.png"}, {"name": "\udcff"}, {}]
+    for record in records:
+        append_result(file, record)
+    assert read_results(file) == records
+    assert len(file.read_bytes().splitlines()) == 4
+
+
+def test_what_is_no_finite_number_is_null_at_every_depth(tmp_path):
+    file = tmp_path / "results.jsonl"
+    append_result(file, {"psnr": math.inf, "rows": [{"kid": math.nan}, (-math.inf, 1.5)], "count": 3})
+    assert read_results(file) == [{"psnr": None, "rows": [{"kid": None}, [None, 1.5]], "count": 3}]
+
+
+@pytest.mark.parametrize("kept", [1, 5, 14])
+def test_a_torn_line_is_left_out_and_the_next_record_is_whole(tmp_path, kept):
+    file = tmp_path / "results.jsonl"
+    for number in range(2):
+        append_result(file, {"number": number})
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1][:kept].removesuffix(b"}\n"))
+    assert read_results(file) == [{"number": 0}]
+    append_result(file, {"number": 2})
+    assert read_results(file) == [{"number": 0}, {"number": 2}]
+
+
+def test_lines_that_are_no_records_are_left_out(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b'[1]\n\n3\n\xff\xfe\n{"a": 1}\n' + b"[" * 100_000 + b"\n")
+    assert read_results(file) == [{"a": 1}]
+
+
+def test_several_writers_share_a_file(tmp_path):
+    file = tmp_path / "results.jsonl"
+    records = [{"number": number, "padding": "x" * 5000} for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda record: append_result(file, record), records))
+    assert sorted(read_results(file), key=lambda record: record["number"]) == records
+
+
+def test_a_disk_that_fills_up_is_an_error_and_loses_no_earlier_record(tmp_path, monkeypatch):
+    file = tmp_path / "results.jsonl"
+    append_result(file, {"number": 0})
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+        with pytest.raises(ResultsError, match="No space left"):
+            append_result(file, {"number": 1})
+    append_result(file, {"number": 2})
+    assert read_results(file) == [{"number": 0}, {"number": 2}]
+
+
+def test_a_place_that_cannot_be_written_or_read_is_named(tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ResultsError, match=r"cannot write .*results\.jsonl .*choose another place"):
+        append_result(tmp_path / "file" / "results.jsonl", {})
+    with pytest.raises(ResultsError, match=r"cannot read .*absent\.jsonl .*check the path"):
+        read_results(tmp_path / "absent.jsonl")
+
+
+def test_a_line_is_strict_json(tmp_path):
+    append_result(tmp_path / "results.jsonl", {"psnr": math.nan})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads((tmp_path / "results.jsonl").read_text(), parse_constant=refuse)
