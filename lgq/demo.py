@@ -102,7 +102,7 @@ def demo_run() -> TokenizerRun:
         learning_rate=1e-3,
         schedule=Schedule(kind="cosine", warmup_steps=100),
         channels_last=True,
-        loop=LoopSettings(steps=1_200, log_every=20, validate_every=200, checkpoint_every=100, keep=1),
+        loop=LoopSettings(steps=1_000, log_every=20, validate_every=200, checkpoint_every=100, keep=1),
     )
 
 

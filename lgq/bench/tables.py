@@ -7,6 +7,7 @@ from rich.table import Table
 
 from lgq.bench.contestants import PEER
 from lgq.bench.encode import EncodeRow
+from lgq.bench.evaluate import EvaluateRow
 from lgq.bench.quantizers import QuantizerRow
 from lgq.bench.stopwatch import PARTS
 from lgq.bench.train import TrainRow
@@ -89,11 +90,33 @@ def of_training(rows: Sequence[TrainRow]) -> Table:
         "plain: float32, channels first, n x k quantizer. Right: shares of a step, forward and backward."
     )
     table = _table("A training step of a tokenizer", caption)
-    table.add_column("step")
-    for heading in ("images\n/s", "÷\nplain", "÷\ncached", *PARTS):
+    table.add_column("step", no_wrap=True)
+    for heading in ("images\n/s", "÷\nplain", "÷\ncached", *map(_hyphenated, PARTS)):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         shares = [f"{row.shares[part]:.0%}" if row.shares else "" for part in PARTS]
         rates = [_number(row.images_per_second), f"{row.over_plain:.2f}", f"{row.over_cached:.2f}"]
         table.add_row(row.contestant, *rates, *shares)
+    return table
+
+
+def _hyphenated(part: str) -> str:
+    """In two lines, so that all parts fit side by side."""
+    return part.replace("coder", "-\ncoder").replace("izer", "-\nizer").replace("ses", "-\nses")
+
+
+def of_evaluation(rows: Sequence[EvaluateRow]) -> Table:
+    table = _table("Evaluation", "÷: its time over that of what is beside it, in turns in one run.")
+    for heading in ("what", "seconds", "beside", "seconds", "÷", "difference", "extra MB"):
+        table.add_column(heading, justify="left" if heading in ("what", "beside") else "right")
+    for row in rows:
+        table.add_row(
+            row.what,
+            f"{row.seconds:.2f}",
+            row.beside or "",
+            "" if row.beside_seconds is None else f"{row.beside_seconds:.2f}",
+            "" if row.ratio is None else f"{row.ratio:.3f}",
+            "" if row.difference is None else f"{row.difference:.0e}",
+            "" if row.extra_bytes is None else _number(row.extra_bytes / _MB),
+        )
     return table

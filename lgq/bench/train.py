@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,7 +27,8 @@ from lgq.data import ImageDataset, open_dataset
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.processes import join_processes
-from lgq.training.tokenizer import TokenizerRun, TokenizerTraining
+from lgq.training.recipe import Precision, TokenizerRun
+from lgq.training.tokenizer import TokenizerTraining
 
 Step = Callable[[int], object]
 
@@ -45,6 +47,8 @@ class TrainBenchmark:
     """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
     batch_size: int | None = None
     """Images a step; None takes the run's."""
+    precision: Precision | None = None
+    """Of the run; None takes its own."""
     steps: int = 10
     """Steps of a turn."""
     rounds: int = 5
@@ -81,8 +85,10 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
 
 
 def _run_to_measure(settings: TrainBenchmark) -> TokenizerRun:
-    chosen = named_run(settings.name)
-    return chosen if settings.batch_size is None else replace(chosen, batch_size=settings.batch_size)
+    given: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
+    return replace(
+        named_run(settings.name), **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 def _field(

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lgq.bench import encode, quantizers, tables, train
+from lgq.bench import encode, evaluate, quantizers, tables, train
 from lgq.cli.console import ERRORS, tracked
 
 Json = Annotated[bool, tyro.conf.arg(name="json")]
@@ -61,6 +61,21 @@ class BenchTrain:
         return _show(rows, tables.of_training, self.settings, self.as_json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchEvaluate:
+    """An evaluation beside the network passes that it needs; the Fréchet distance beside scipy's."""
+
+    settings: Annotated[evaluate.EvaluateBenchmark, tyro.conf.arg(name="")] = field(
+        default_factory=evaluate.EvaluateBenchmark
+    )
+    as_json: Json = False
+    """Print one JSON object; the table then goes to the error output."""
+
+    def run(self) -> int:
+        rows = tracked(evaluate.run(self.settings), len(evaluate.plan()), "evaluating")
+        return _show(rows, tables.of_evaluation, self.settings, self.as_json)
+
+
 @dataclass(frozen=True)
 class Bench:
     """Measure this machine: ratios taken in one run."""
@@ -68,7 +83,8 @@ class Bench:
     what: Annotated[
         Annotated[BenchQuantizers, tyro.conf.subcommand("quantizers")]
         | Annotated[BenchEncode, tyro.conf.subcommand("encode")]
-        | Annotated[BenchTrain, tyro.conf.subcommand("train")],
+        | Annotated[BenchTrain, tyro.conf.subcommand("train")]
+        | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")],
         tyro.conf.arg(name=""),
     ]
 

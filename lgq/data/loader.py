@@ -92,15 +92,18 @@ class ImageLoader:
             raise ValueError(f"start must be 0 or the position of a batch, got {start}.")
         return self._stream(start)
 
-    def one_pass(self, limit: int | None = None) -> Iterator[Batch]:
+    def one_pass(self, limit: int | None = None, *, may_be_empty: bool = False) -> Iterator[Batch]:
         """Each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
+
+        may_be_empty: an end like any other where no image can be read, instead of an error; for a share
+            of a data set, as the others may have images.
 
         Broken images are left out, and ranks get numbers of batches that differ by one at most:
         reduce over ranks after the pass, not in it.
         """
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1 image, got {limit}.")
-        return self._one_pass(min(limit or len(self.dataset), len(self.dataset)))
+        return self._one_pass(min(limit or len(self.dataset), len(self.dataset)), may_be_empty)
 
     def _stream(self, start: int) -> Iterator[Batch]:
         requests = _endless_requests(len(self.dataset), self.settings, start)
@@ -109,9 +112,9 @@ class ImageLoader:
                 raise self._nothing_readable()
             yield batch
 
-    def _one_pass(self, images: int) -> Iterator[Batch]:
+    def _one_pass(self, images: int, may_be_empty: bool) -> Iterator[Batch]:
         requests = list(_pass_requests(len(self.dataset), images, self.settings))
-        readable = not requests
+        readable = may_be_empty or not requests
         for batch in self._load(_EvaluationReader(self.dataset, self.settings), requests):
             if batch is not None:
                 readable = True

@@ -93,7 +93,7 @@ def encode_dataset(
     for shard, part in missing.items():
         loader = ImageLoader(part, loading)
         batches = []
-        for batch in _readable(loader):
+        for batch in loader.one_pass(may_be_empty=True):
             batches.append(_encode(tokenizer, batch, flips))
             _report(on_progress, done + batch.position, total)
         writer.write(shard, batches, loader.broken)
@@ -199,15 +199,6 @@ def _plan(
         source_images=len(dataset),
         shard_size=shard_size,
     )
-
-
-def _readable(loader: ImageLoader) -> Iterator[Batch]:
-    try:
-        yield from loader.one_pass()
-    except DataError:
-        # A shard of broken images alone is an empty one; whether all shards are, `finish` looks.
-        if not loader.broken:
-            raise
 
 
 def _encode(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:

@@ -9,7 +9,6 @@ c = channels.
 Under torchrun each process takes a share, and the result is that of one process.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from jaxtyping import Float, Float32, Int64, Integer
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.data import Batch, DataError, ImageDataset, ImageLoader, Loading
+from lgq.data import DataError, ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, world_size
 from lgq.evaluation.atlas import CodeAtlas
 from lgq.evaluation.codebook import CodeUsage
@@ -90,7 +89,7 @@ def study_codebook(
     quantizer, device = _stage(tokenizer, stage), next(tokenizer.parameters()).device
     loader = ImageLoader(data, _loading(image_size, batch_size, workers, device))
     tally = _Tally.of(quantizer, _grid(tokenizer, image_size), tokenizer.factor, keep=keep, latents=latents)
-    for batch in _readable(loader):
+    for batch in loader.one_pass(may_be_empty=True):
         images = batch.images.to(device, non_blocking=True)
         vectors, tokens = _quantized(tokenizer, images, stage)
         tally.update(images, vectors, tokens, batch.indices)
@@ -213,15 +212,6 @@ def _quantized(
     if stage:
         latents = latents - tokenizer.quantizer.decode(tokens[..., :stage])
     return latents.movedim(1, -1), tokens[..., stage]
-
-
-def _readable(loader: ImageLoader) -> Iterator[Batch]:
-    try:
-        yield from loader.one_pass()
-    except DataError:
-        # Where the share of one process is broken, the others have images, and wait for its counts.
-        if not loader.broken:
-            raise
 
 
 def _summed_up(

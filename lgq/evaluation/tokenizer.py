@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from lgq.checks import require_at_least
-from lgq.data import Batch, DataError, ImageDataset, ImageLoader, Loading
+from lgq.data import DataError, ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.judges import NEED_INCEPTION, Judges
@@ -109,7 +109,7 @@ def evaluate(
     known = reference.features if reference and use_cache else None
     quality = TokenizerQuality.of(judges, codebook_size, images=total, known=known)
     ratios, read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
-    for batch in _readable(loader):
+    for batch in loader.one_pass(may_be_empty=True):
         images = batch.images.to(device, non_blocking=True)
         reconstructions, codes = reconstruct(images)
         ratios[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
@@ -155,15 +155,6 @@ def _reference(loader: ImageLoader, judges: Judges) -> Reference | None:
     if judges.inception is None:
         return None
     return Reference.find(loader.dataset, loader.settings.image_size, judges.inception.convention)
-
-
-def _readable(loader: ImageLoader) -> Iterator[Batch]:
-    try:
-        yield from loader.one_pass()
-    except DataError:
-        # Where the share of one process is broken, the others have images, and wait for its counts.
-        if not loader.broken:
-            raise
 
 
 def _summed_up(

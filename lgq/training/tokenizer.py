@@ -164,7 +164,8 @@ class TokenizerTraining:
     def validate(self, step: int) -> dict[str, float]:
         """In float32 whatever the training's precision, as users of the weights will run them."""
         limit = self.run.validation_images
-        batches = self._validation_loader.one_pass(limit)
+        # Where the share of one process is broken, the others have images, and wait for its counts.
+        batches = self._validation_loader.one_pass(limit, may_be_empty=world_size() > 1)
         numbered = ((self._placed(batch.images), batch.indices) for batch in batches)
         self.tokenizer.eval()
         with self._averaged():

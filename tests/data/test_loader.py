@@ -292,3 +292,9 @@ def test_impossible_positions_are_refused_at_once():
         loader.stream(-1)
     with pytest.raises(ValueError, match="limit"):
         loader.one_pass(0)
+
+
+def test_a_share_without_a_readable_image_may_be_empty():
+    loader = ImageLoader(Memory(6, broken=range(6)), SMALL)
+    assert list(loader.one_pass(may_be_empty=True)) == []
+    assert len(loader.broken) == 6
