@@ -30,7 +30,7 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         make_directory(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            _write(descriptor, as_line(record))
+            _write(descriptor, json_bytes(strict(record)))
         finally:
             os.close(descriptor)
         sync_directory(path.parent)
@@ -38,11 +38,6 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         raise ResultsError(
             f"cannot write {path} ({error.strerror or error}): choose another place."
         ) from error
-
-
-def as_line(record: dict[str, Any]) -> bytes:
-    """A record as it stands in a file."""
-    return json_bytes(_strict(record))
 
 
 def read_results(file: str | Path) -> list[dict[str, Any]]:
@@ -72,10 +67,10 @@ def _write(descriptor: int, line: bytes) -> None:
     os.fsync(descriptor)
 
 
-def _strict(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+def strict(value: Any) -> Any:
+    """A record as JSON can hold it, which knows neither NaN nor infinity."""
     if isinstance(value, dict):
-        return {name: _strict(each) for name, each in value.items()}
+        return {name: strict(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(each) for each in value]
+        return [strict(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

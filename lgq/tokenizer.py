@@ -25,11 +25,12 @@ import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, hf_hub_download
 from jaxtyping import Float, Int64, Integer
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
 from lgq.config import from_json, to_json
+from lgq.files import replace_file
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
@@ -211,10 +212,7 @@ class Tokenizer(
 
     def _save_pretrained(self, save_directory: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        # Whoever has mapped the old file into memory keeps it whole.
-        unfinished = save_directory / f"{WEIGHTS}.unfinished"
-        save_file(tensors, unfinished)
-        unfinished.replace(save_directory / WEIGHTS)
+        replace_file(save_directory / WEIGHTS, save(tensors))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         return super().generate_model_card(

@@ -10,23 +10,25 @@ Contestants train in turns, some steps at a time, in one process:
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.bench.contestants import DENSE
 from lgq.bench.stopwatch import PARTS, timed_by_part
+from lgq.bench.timing import BenchmarkError, milliseconds
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, open_dataset
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
-from lgq.training.processes import join_processes
+from lgq.training.processes import prepare_accelerator
 from lgq.training.recipe import Precision, TokenizerRun
 from lgq.training.tokenizer import TokenizerTraining
 
@@ -71,8 +73,9 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     require_at_least(1, steps=settings.steps, rounds=settings.rounds)
     data, chosen = open_dataset(settings.data), _run_to_measure(settings)
     with tempfile.TemporaryDirectory() as out:
-        field = _field(chosen, data, Path(out))
-        rounds = [_round(field, chosen, settings.steps) for _ in range(settings.rounds)]
+        accelerator = prepare_accelerator()
+        device, field = accelerator.device, _field(chosen, data, Path(out), accelerator)
+        rounds = [_round(field, chosen, settings.steps, device) for _ in range(settings.rounds)]
         for name, (_, training) in field.items():
             rates = [rate[name] for rate in rounds]
             yield TrainRow(
@@ -86,15 +89,17 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
 
 def _run_to_measure(settings: TrainBenchmark) -> TokenizerRun:
     given: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
-    return replace(
-        named_run(settings.name), **{name: value for name, value in given.items() if value is not None}
-    )
+    run = named_run(settings.name)
+    if run.loss.gan or run.loss.lpips:
+        raise BenchmarkError(
+            f"the plain model has no LPIPS and no GAN, which {settings.name} has: take a pocket run."
+        )
+    return replace(run, **{name: value for name, value in given.items() if value is not None})
 
 
 def _field(
-    run: TokenizerRun, data: ImageDataset, out: Path
+    run: TokenizerRun, data: ImageDataset, out: Path, accelerator: Accelerator
 ) -> dict[str, tuple[Step, TokenizerTraining | None]]:
-    accelerator = join_processes()
     float32 = replace(run, precision="float32", channels_last=True)
     cached = OnOneBatch(run, data, data, out, accelerator)
     trainings = {
@@ -158,18 +163,24 @@ class OnRows(nn.Module):
 
 
 def _round(
-    field: dict[str, tuple[Step, TokenizerTraining | None]], run: TokenizerRun, steps: int
+    field: dict[str, tuple[Step, TokenizerTraining | None]],
+    run: TokenizerRun,
+    steps: int,
+    device: torch.device,
 ) -> dict[str, float]:
     """Images a second of each contestant, one after the other."""
     rates = {}
     for name, (step, _) in field.items():
         for i in range(_BATCHES_AHEAD if name == "with data" else 1):
             step(i)
-        began = time.perf_counter()
-        for i in range(steps):
-            step(i)
-        rates[name] = run.batch_size * run.accumulate * steps / (time.perf_counter() - began)
+        seconds = milliseconds(partial(_take, step, steps), device) / 1e3
+        rates[name] = run.batch_size * run.accumulate * steps / seconds
     return rates
+
+
+def _take(step: Step, steps: int) -> None:
+    for i in range(steps):
+        step(i)
 
 
 def _ratio(rounds: list[dict[str, float]], name: str, reference: str) -> float:
@@ -177,5 +188,7 @@ def _ratio(rounds: list[dict[str, float]], name: str, reference: str) -> float:
 
 
 def _shares(training: TokenizerTraining, steps: int) -> dict[str, float]:
+    for step in range(_BATCHES_AHEAD):
+        training.train_step(step)
     seconds = timed_by_part(training, steps)
     return {part: seconds[part] / sum(seconds.values()) for part in PARTS}

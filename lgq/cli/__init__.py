@@ -1,9 +1,10 @@
 """The command line: each command parses, calls one library function and prints.
 
 Exit codes: 0, done; 1, the loss is no number any more; 2, a user's mistake, in one line; 75, stopped
-on request, with all work saved: the same command goes on.
+on request, with all work saved: the same command goes on; 130, stopped, and nothing to go on with.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol, Union, runtime_checkable
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Protocol, Union, runtime_checkable
 import tyro
 
 from lgq.cli.bench import Bench
-from lgq.cli.console import complain, log_to_the_console, say
+from lgq.cli.console import command_line, complain, log_to_the_console, say
 from lgq.cli.demo import Demo
 from lgq.cli.evaluate import Evaluate
 from lgq.cli.images import Decode, Encode, Reconstruct
@@ -21,7 +22,7 @@ from lgq.cli.weights import Weights
 from lgq.training.loop import DivergedError
 from lgq.training.signals import INTERRUPTED
 
-DIVERGED, MISTAKE = 1, 2
+DIVERGED, MISTAKE, STOPPED = 1, 2, 130
 
 
 @runtime_checkable
@@ -42,6 +43,10 @@ COMMANDS: dict[str, type[Command]] = {
 }
 
 
+CONTINUED = (Demo, Train, Encode, Decode)
+"""Commands that go on where they were stopped."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Return when all is done; exit with one of the other codes."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -52,17 +57,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    command_line.set(tuple(arguments))
     try:
-        return _parse(arguments).run()
+        command = _parse(arguments)
+    except ValueError as mistake:
+        return _refuse(mistake)
+    try:
+        return command.run()
     except DivergedError as error:
         complain(error)
         return DIVERGED
-    except ValueError as mistake:
-        complain(mistake)
-        return MISTAKE
+    except BrokenPipeError:
+        # Whoever read the output has seen enough, as `head` does; nothing more can be printed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as mistake:
+        return _refuse(mistake)
     except KeyboardInterrupt:
+        return _stopped(command)
+
+
+def _refuse(mistake: Exception) -> int:
+    complain(mistake)
+    return MISTAKE
+
+
+def _stopped(command: Command) -> int:
+    if isinstance(command, CONTINUED):
         say("stopped; what was finished is kept, and the same command goes on.")
         return INTERRUPTED
+    say("stopped.")
+    return STOPPED
 
 
 def _parse(arguments: list[str]) -> Command:

@@ -1,6 +1,7 @@
 """`lgq evaluate`: the paper's row for a tokenizer."""
 
-import sys
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lgq.cli.console import ERRORS, progress_of, say
+from lgq.cli.console import ERRORS, command_line, progress_of, say
 from lgq.data import ImageDataset, open_dataset
 from lgq.data.subset import random_subset
 from lgq.distributed import join_processes, rank
@@ -22,10 +23,16 @@ from lgq.evaluation.tokenizer import Evaluation, evaluate_tokenizer
 from lgq.files import make_directory, replace_file
 from lgq.report.codebooks import draw_study
 from lgq.report.extremes import extremes
-from lgq.results import RESULTS, append_result, as_line
+from lgq.results import RESULTS, append_result, strict
 from lgq.tokenizer import Tokenizer
 from lgq.training.directory import describe_environment
-from lgq.training.trained import Which, trained_image_size, trained_settings, trained_tokenizer
+from lgq.training.trained import (
+    Which,
+    chosen_image_size,
+    trained_settings,
+    trained_tokenizer,
+    trained_weights,
+)
 
 _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "psnr": ("PSNR", "{:.2f}".format),
@@ -75,56 +82,46 @@ class Evaluate:
     """Print the record as one JSON object; the table then goes to the error output."""
 
     def run(self) -> int:
+        size = chosen_image_size(self.tokenizer, self.image_size)
+        data: ImageDataset = open_dataset(self.data)
+        if self.images is not None:
+            data = random_subset(data, self.images)
+        # Before hours of work: can the result be kept?
         folder, device = self._folder(), join_processes()
         tokenizer: Tokenizer = trained_tokenizer(self.tokenizer, self.weights).to(device)
+        how: dict[str, Any] = {"image_size": size, "batch_size": self.batch_size, "workers": self.workers}
         with progress_of("evaluating") as report:
-            evaluation = evaluate_tokenizer(
-                tokenizer, self._images(), judges_at_hand(device), **self._reading(), on_progress=report
-            )
-        study = self._study(tokenizer) if self.geometry else None
+            judges = judges_at_hand(device)
+            evaluation = evaluate_tokenizer(tokenizer, data, judges, **how, on_progress=report)
+        study = self._study(tokenizer, data, how) if self.geometry else None
         if rank() == 0:
-            record = self._record(tokenizer, evaluation, study)
-            append_result(folder / RESULTS, record)
+            record = self._origin(tokenizer, data, size) | evaluation.record()
+            record |= {"geometry": study.record()} if study else {}
             self._show(evaluation, study, record)
-            _draw(folder, extremes(evaluation.scores, tokenizer, self._images(), self._size()))
+            append_result(folder / RESULTS, record)
+            _draw(folder, extremes(evaluation.scores, tokenizer, data, size))
             _draw(folder, draw_study(study, method=self.geometry) if study and self.geometry else {})
             say(f"the record, and the best, median and worst reconstructions: {folder}")
         return 0
 
-    def _study(self, tokenizer: Tokenizer) -> CodebookStudy:
+    def _study(self, tokenizer: Tokenizer, data: ImageDataset, how: dict[str, Any]) -> CodebookStudy:
         with progress_of("studying codes") as report:
-            return study_codebook(tokenizer, self._images(), **self._reading(), on_progress=report)
+            return study_codebook(tokenizer, data, **how, on_progress=report)
 
-    def _images(self) -> ImageDataset:
-        data: ImageDataset = open_dataset(self.data)
-        return data if self.images is None else random_subset(data, self.images)
-
-    def _reading(self) -> dict[str, Any]:
-        return {"image_size": self._size(), "batch_size": self.batch_size, "workers": self.workers}
-
-    def _size(self) -> int:
-        size = self.image_size or trained_image_size(self.tokenizer)
-        if size is None:
-            raise ValueError(f"{self.tokenizer} is no run that says its image size: give --image-size.")
-        return size
-
-    def _record(
-        self, tokenizer: Tokenizer, evaluation: Evaluation, study: CodebookStudy | None
-    ) -> dict[str, Any]:
+    def _origin(self, tokenizer: Tokenizer, data: ImageDataset, size: int) -> dict[str, Any]:
+        """What was evaluated, and on what."""
         settings = trained_settings(self.tokenizer) or {}
         return {
             "kind": "tokenizer",
-            "command": ["lgq", *sys.argv[1:]],
+            "command": ["lgq", *command_line.get()],
             "run": self.tokenizer,
-            "weights": self.weights,
+            "weights": str(trained_weights(self.tokenizer, self.weights)),
             "fingerprint": tokenizer.fingerprint(),
             "config": settings or tokenizer.settings,
             "seed": settings.get("seed"),
-            "data": repr(self._images()),
-            "image_size": self._size(),
+            "data": repr(data),
+            "image_size": size,
             "environment": describe_environment(settings.get("seed")),
-            **evaluation.record(),
-            **({"geometry": study.record()} if study else {}),
         }
 
     def _show(self, evaluation: Evaluation, study: CodebookStudy | None, record: dict[str, Any]) -> None:
@@ -136,18 +133,19 @@ class Evaluate:
         for reason in dict.fromkeys(absent.values()):
             say(f"no {', '.join(name for name, why in absent.items() if why == reason)}: {reason}")
         if self.as_json:
-            print(as_line(record).decode(), end="")
+            print(json.dumps(strict(record)))
 
     def _folder(self) -> Path:
-        if self.out is not None:
-            return self.out
-        if Path(self.tokenizer).is_dir():
-            return Path(self.tokenizer) / "evaluation"
-        raise ValueError(f"{self.tokenizer} is not on this machine: give --out for the record and pictures.")
+        if self.out is None and not Path(self.tokenizer).is_dir():
+            raise ValueError(f"{self.tokenizer} is not on this machine: give --out for record and pictures.")
+        folder = self.out or Path(self.tokenizer) / "evaluation"
+        make_directory(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(f"cannot write to {folder}: choose another place with --out.")
+        return folder
 
 
 def _draw(folder: Path, pictures: dict[str, bytes]) -> None:
-    make_directory(folder)
     for stem, picture in pictures.items():
         replace_file(folder / f"{stem}.png", picture)
 

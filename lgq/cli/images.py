@@ -8,13 +8,14 @@ import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
 from lgq.distributed import join_processes
 from lgq.evaluation.encoding import Reconstructions, decode_tokens, encode_dataset, reconstruct_images
 from lgq.tokenizer import Tokenizer
-from lgq.training.trained import Which, trained_image_size, trained_tokenizer
+from lgq.training.trained import Which, chosen_image_size, trained_tokenizer
 
 Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
@@ -66,9 +67,7 @@ class Encode:
     """Which weights of a run."""
 
     def run(self) -> int:
-        data, size = open_dataset(self.data), self.image_size or trained_image_size(self.tokenizer)
-        if size is None:
-            raise ValueError(f"{self.tokenizer} is no run that says its image size: give --image-size.")
+        data, size = open_dataset(self.data), chosen_image_size(self.tokenizer, self.image_size)
         tokenizer = _load(self.tokenizer, self.weights)
         with progress_of("encoding") as report:
             tokens = encode_dataset(
@@ -119,10 +118,10 @@ def _load(run: str, which: Which) -> Tokenizer:
 
 def _table(done: Reconstructions, out: Path) -> Table:
     broken = f"; {len(done.broken)} could not be read" if done.broken else ""
-    table = Table(box=box.SIMPLE_HEAD, caption=f"pictures in {out}{broken}")
+    table = Table(box=box.SIMPLE_HEAD, caption=Text(f"pictures in {out}{broken}"))
     table.add_column("image", overflow="fold")
     table.add_column("PSNR (dB)", justify="right")
     table.add_column("side by side", overflow="fold")
     for image in done.images:
-        table.add_row(str(image.path), f"{image.psnr:.2f}", image.file.name)
+        table.add_row(Text(str(image.path)), f"{image.psnr:.2f}", Text(image.file.name))
     return table

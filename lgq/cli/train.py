@@ -16,6 +16,7 @@ from lgq.files import json_bytes
 from lgq.runs import RUNS, named_run
 from lgq.training.footprint import Footprint, footprint
 from lgq.training.loop import LoopSettings, Outcome, Resume
+from lgq.training.networks import require_possible
 from lgq.training.tokenizer import TokenizerRun, train_tokenizer
 
 # `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
@@ -50,6 +51,7 @@ class Train:
     def run(self) -> int:
         data = open_dataset(self.data)
         validation = None if self.val_data is None else open_dataset(self.val_data)
+        require_possible(self.settings)
         if self.dry_run:
             _show_plan(self.settings, len(data))
             return 0

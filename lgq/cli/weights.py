@@ -8,6 +8,7 @@ import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lgq import weights
 from lgq.cli.console import progress_of, say
@@ -18,7 +19,7 @@ class WeightsStatus:
     """Which weights are here, and how to have the others."""
 
     def run(self) -> int:
-        table = Table(box=box.SIMPLE_HEAD, caption=f"cache: {weights.cache_directory()}")
+        table = Table(box=box.SIMPLE_HEAD, caption=Text(f"cache: {weights.cache_directory()}"))
         for heading in ("weights", "for", "state", "to have them"):
             table.add_column(heading, overflow="fold")
         for each in weights.status():

@@ -37,6 +37,8 @@ def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDatas
     is `./sample`. Whatever cannot be opened is a `DataError`.
     """
     text = os.path.expanduser(spec)
+    if not text:
+        raise DataError("no data is named: give a folder of images, a pattern of .tar files, or `sample`.")
     if text == "sample":
         return SampleDataset()
     if text.startswith("sample:"):

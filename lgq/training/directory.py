@@ -30,8 +30,9 @@ class RunError(ValueError):
 def describe_run(run: Path, config: dict[str, Any]) -> None:
     """Write config.json and environment.json; `config` has a `seed`."""
     with disk_errors_named(run):
-        replace_json(run / CONFIG, config)
+        # In this order: a config.json alone is somebody else's.
         replace_json(run / ENVIRONMENT, describe_environment(config["seed"]))
+        replace_json(run / CONFIG, config)
 
 
 def describe_environment(seed: int | None) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def footprint(run: TokenizerRun) -> Footprint:
     if discriminator is not None:
         parameters["discriminator"] = _count(discriminator.parameters())
     learned = _FLOAT32 * sum(parameters.values())
-    sizes = {"weights": learned, "gradients": learned, "optimizer": 2 * learned}
+    running = _FLOAT32 * _count(tokenizer.buffers())
+    sizes = {"weights": learned + running, "gradients": learned, "optimizer": 2 * learned}
     if run.average_decay is not None:
         sizes["average"] = _FLOAT32 * _count(tokenizer.parameters())
     if perceptual is not None:
@@ -54,7 +55,7 @@ def _kept(
     image = torch.zeros(1, 3, run.image_size, run.image_size)
     networks = [network for network in (tokenizer, discriminator, perceptual) if network is not None]
     weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
-    with _saved_tensors() as saved:
+    with run.autocast("cpu"), _saved_tensors() as saved:
         reconstruction = tokenizer(image).reconstruction
         if perceptual is not None:
             perceptual(reconstruction, image)

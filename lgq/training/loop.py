@@ -125,6 +125,8 @@ class _Loop:
                 if self._checkpoint_is_due() or reason is not None:
                     self._save(journal)
                 progress.advance(self.step)
+        # The first rank still publishes: where one process ends, schedulers end the others.
+        _count_ranks(False)
         return Outcome(reason=reason, step=self.step, best=self.best.score, best_step=self.best.step)
 
     def _train_step(self) -> dict[str, Tensor]:

@@ -1,7 +1,10 @@
 """The recipe of a tokenizer: VQ-GAN's (Esser et al. 2021), as LGQ (Altun et al. 2026) sets it."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+
+import torch
 
 from lgq.checks import require_above_zero, require_at_least, require_between, require_one_of
 from lgq.data import RandomCrop
@@ -12,6 +15,8 @@ from lgq.training.stopping import LoopSettings
 
 Precision = Literal["float32", "bf16", "fp16"]
 BestBy = Literal["rfid", "lpips", "l1"]
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,12 @@ class TokenizerRun:
             rule = f"a multiple of {self.backbone.factor}, the backbone's factor"
             raise ValueError(f"image_size must be {rule}, got {self.image_size}.")
         self.schedule.multiplier(0, self.loop.steps)  # refuses a warm-up without end
+
+    def autocast(self, device: str) -> AbstractContextManager[Any]:
+        """The precision of convolutions and products, on a type of device."""
+        # Not Accelerate's own, whose precision is one for all that a process ever does.
+        half = _HALF.get(self.precision)
+        return torch.autocast(device, half) if half else nullcontext()
 
     def for_data(self, images: int, *, ranks: int = 1) -> "TokenizerRun":
         """This run over so many images, with the number of its steps resolved."""

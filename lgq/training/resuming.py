@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from lgq.checks import require_one_of
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.directory import CHECKPOINTS, CONFIG, RunError
+from lgq.training.directory import CHECKPOINTS, CONFIG, ENVIRONMENT, RunError
 
 Resume = Literal["auto", "never", "must"]
 """`auto` continues the run in a directory, if any; `never` refuses one with a run, `must` one without."""
@@ -24,7 +24,12 @@ _MISSING = "nothing"
 def require_as_asked(run: Path, resume: Resume) -> None:
     """Refuse a directory that holds a run, or none, where `resume` says otherwise."""
     require_one_of(get_args(Resume), resume=resume)
-    exists = (run / CONFIG).exists() or bool(Checkpoints(run / CHECKPOINTS).paths())
+    checkpoints = bool(Checkpoints(run / CHECKPOINTS).paths())
+    described = (run / CONFIG).exists()
+    if described and not checkpoints and not (run / ENVIRONMENT).exists():
+        # A tokenizer's own, for one.
+        raise RunError(f"{run} holds a {CONFIG} that is of no run: choose another directory.")
+    exists = described or checkpoints
     if resume == "never" and exists:
         raise RunError(f"{run} holds a run already: choose another directory, or resume it with resume=auto.")
     if resume == "must" and not exists:

@@ -24,12 +24,13 @@ from lgq.distributed import rank, world_size
 from lgq.files import make_directory, replace_file
 from lgq.quantizers import Quantized
 from lgq.tokenizer import Tokenized, Tokenizer
+from lgq.training.directory import disk_errors_named
 from lgq.training.ema import WeightAverage
 from lgq.training.learner import Learner
 from lgq.training.loop import run_loop
 from lgq.training.losses import Objective
 from lgq.training.networks import build_judges, build_networks, require_possible
-from lgq.training.processes import join_processes
+from lgq.training.processes import prepare_accelerator
 from lgq.training.recipe import Precision, TokenizerRun
 from lgq.training.resuming import Resume
 from lgq.training.state import seed_random_state
@@ -40,7 +41,6 @@ from lgq.training.validation import grid_png, measure
 __all__ = ["Precision", "TokenizerRun", "TokenizerTraining", "grid_png", "train_tokenizer"]
 
 IMAGES = "images"
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def train_tokenizer(
     require_possible(run)
     if validation_data is None:
         _log.warning("no validation data: validating on the middle of the training images")
-    trainee = TokenizerTraining(run, data, validation_data or data, Path(out), join_processes())
+    trainee = TokenizerTraining(run, data, validation_data or data, Path(out), prepare_accelerator())
     return run_loop(trainee, trainee.run.loop, out, resume)
 
 
@@ -130,13 +130,13 @@ class TokenizerTraining:
         """Add the gradients of one batch; ranks exchange them with the last one of a step."""
         images = self._next_images()
         with nullcontext() if last else self._accelerator.no_sync(self._parallel):
-            with self._autocast():
+            with self.run.autocast(self.device.type):
                 reconstruction, quantized = self._reconstruct(images)
                 loss = self._objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
             self._learner.backward(loss.total / self.run.accumulate)
         terms = _quantizer_terms(quantized) | loss.terms | {"loss": loss.total.detach()}
         if self._critic is not None and self._objective.adversarial(step):
-            with self._autocast():
+            with self.run.autocast(self.device.type):
                 verdict = self._objective.discriminator_loss(images, reconstruction)
             self._critic.backward(verdict.total / self.run.accumulate)
             terms |= verdict.terms
@@ -171,8 +171,9 @@ class TokenizerTraining:
         with self._averaged():
             values, grid = measure(self.tokenizer, numbered, self._judges, images=limit)
         if rank() == 0 and grid is not None:
-            make_directory(self.out / IMAGES)
-            replace_file(self.out / IMAGES / f"step-{step:06d}.png", grid)
+            with disk_errors_named(self.out):
+                make_directory(self.out / IMAGES)
+                replace_file(self.out / IMAGES / f"step-{step:06d}.png", grid)
         return values
 
     def save_pretrained(self, directory: Path) -> None:
@@ -216,11 +217,6 @@ class TokenizerTraining:
 
     def _placed(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
         return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        # Not Accelerate's own, whose precision is one for all that a process ever does.
-        half = _HALF.get(self.run.precision)
-        return torch.autocast(self.device.type, half) if half else nullcontext()
 
     def _averaged(self) -> AbstractContextManager[None]:
         return self._average.applied_to(self.tokenizer) if self._average else nullcontext()

@@ -1,6 +1,7 @@
 """What a run left behind, for those who use it."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from lgq.training.directory import BEST, CONFIG, LAST, RunError
 
 Which = Literal["best", "last"]
 
+_log = logging.getLogger(__name__)
+
 
 def trained_tokenizer(run: str | Path, which: Which = "best") -> Tokenizer:
     """The tokenizer of a run directory; or of one that `save_pretrained` wrote, or of the Hub.
@@ -17,14 +20,21 @@ def trained_tokenizer(run: str | Path, which: Which = "best") -> Tokenizer:
     which: the weights of the best validation, or those of the last checkpoint. A run that was not
         validated yet has the last ones alone.
     """
+    return Tokenizer.from_pretrained(trained_weights(run, which))
+
+
+def trained_weights(run: str | Path, which: Which = "best") -> str | Path:
+    """The directory, or the name on the Hub, that `trained_tokenizer` loads."""
     folder = Path(run)
     if not _is_run(folder):
-        return Tokenizer.from_pretrained(run)
+        return run
     order = (BEST, LAST) if which == "best" else (LAST,)
     published = [folder / name for name in order if (folder / name / WEIGHTS).is_file()]
     if not published:
         raise RunError(f"{folder} holds no {which} weights yet: let it train to its first checkpoint.")
-    return Tokenizer.from_pretrained(published[0])
+    if published[0].name != which:
+        _log.warning("%s has no %s weights yet: taking the %s ones", folder, which, published[0].name)
+    return published[0]
 
 
 def trained_settings(run: str | Path) -> dict[str, Any] | None:
@@ -33,10 +43,14 @@ def trained_settings(run: str | Path) -> dict[str, Any] | None:
     return _settings(folder) if _is_run(folder) else None
 
 
-def trained_image_size(run: str | Path) -> int | None:
-    """Side of the images that a run was trained on; None of what is no run directory."""
+def chosen_image_size(run: str | Path, given: int | None) -> int:
+    """The side of images that a user gives, else that of the images that a run was trained on."""
+    if given is not None:
+        return given
     settings = trained_settings(run)
-    return None if settings is None else int(settings["image_size"])
+    if settings is None:
+        raise RunError(f"{run} is no run that says its image size: give --image-size.")
+    return int(settings["image_size"])
 
 
 def _is_run(folder: Path) -> bool:

@@ -3,15 +3,14 @@
 b = images, s = their side.
 """
 
-import io
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from PIL import Image
 from torch import Tensor
 
+from lgq.data import to_png
 from lgq.evaluation.judges import Judges
 from lgq.evaluation.quality import TokenizerQuality
 from lgq.evaluation.tokenizer import through
@@ -49,7 +48,4 @@ def measure(tokenizer: Tokenizer, batches: Iterable[Numbered], judges: Judges, *
 def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:
     """Up to eight images in a row, each above its reconstruction."""
     rows = [torch.cat(list(row[:_GRID_COLUMNS]), dim=2) for row in (images, reconstructions)]
-    levels = (torch.cat(rows, dim=1).float().clamp(-1, 1) + 1) * 127.5
-    file = io.BytesIO()
-    Image.fromarray(levels.round().byte().permute(1, 2, 0).cpu().numpy()).save(file, "PNG")
-    return file.getvalue()
+    return to_png(torch.cat(rows, dim=1))

@@ -16,7 +16,7 @@ from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import build_quantizer
 from lgq.runs import named_run
-from lgq.training.processes import join_processes
+from lgq.training.processes import prepare_accelerator
 
 RUN = replace(
     named_run("pocket-lgq"),
@@ -32,7 +32,7 @@ RUN = replace(
 @pytest.fixture
 def training(tmp_path):
     data = open_dataset("sample")
-    return OnOneBatch(RUN, data, data, tmp_path, join_processes())
+    return OnOneBatch(RUN, data, data, tmp_path, prepare_accelerator())
 
 
 def test_every_part_of_a_step_has_its_time(training):
@@ -43,7 +43,7 @@ def test_every_part_of_a_step_has_its_time(training):
 
 def test_a_measured_step_learns_what_an_unmeasured_one_learns(training, tmp_path):
     data = open_dataset("sample")
-    unmeasured = OnOneBatch(RUN, data, data, tmp_path, join_processes())
+    unmeasured = OnOneBatch(RUN, data, data, tmp_path, prepare_accelerator())
     timed_by_part(training, steps=2)
     for step in range(2):
         unmeasured.train_step(step)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from lgq import Tokenizer
 from lgq.cli import main
 from lgq.data.tokens import TokenDataset
 from lgq.runs import RUNS
@@ -149,7 +150,7 @@ def test_reconstructions_stand_beside_their_images(run, photos, tmp_path, capsys
     printed = capsys.readouterr()
     assert size(tmp_path / "out" / "0-reconstructed.png") == (60, 20)
     assert printed.out.count("-reconstructed.png") == 3
-    assert "1 could not be read" in printed.out
+    assert "1 could not be read" in " ".join(printed.out.split())
     assert "broken.jpg" in printed.err
 
 
@@ -171,9 +172,17 @@ def test_the_image_size_of_an_encoding_can_be_chosen(run, photos, tmp_path):
 
 
 def test_last_and_best_weights_can_be_chosen(run, photos, tmp_path):
+    both = tmp_path / "run"
+    shutil.copytree(run, both)
+    other = Tokenizer.from_pretrained(run / "last")
+    torch.nn.init.zeros_(other.decoder.to_image.bias)
+    other.save_pretrained(both / "last")
     for which in ("best", "last"):
-        main(["encode", str(run), "--data", str(photos), "--out", str(tmp_path / which), "--weights", which])
-    assert TokenDataset(tmp_path / "best")[0].tokens.shape == (8, 8)
+        out = tmp_path / which
+        main(["encode", str(both), "--data", str(photos), "--out", str(out), "--weights", which])
+        fingerprint = Tokenizer.from_pretrained(both / which).fingerprint()
+        assert TokenDataset(out).encoding.fingerprint == fingerprint
+    assert (both / "best").exists()
 
 
 def test_mistakes_are_named_in_one_line(run, photos, tmp_path, capsys):
@@ -261,3 +270,61 @@ def test_help_documents_every_field_of_a_run(capsys):
     flags = "data codebook-size backbone.widths loss.lpips crop.flip steps schedule.kind minutes precision"
     for flag in flags.split():
         assert f"--{flag} " in shown
+
+
+def test_a_tokenizer_is_not_overwritten_by_a_run(run, tmp_path, capsys):
+    tokenizer = tmp_path / "tokenizer"
+    shutil.copytree(run / "best", tokenizer)
+    before = (tokenizer / "config.json").read_bytes()
+    line = refusal(capsys, "train", "pocket-lgq", "--data", "sample", "--out", tokenizer, *TINY)
+    assert "of no run" in line
+    assert (tokenizer / "config.json").read_bytes() == before
+
+
+def test_a_picture_that_cannot_be_written_ends_a_run_in_one_line(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "images").write_text("in the way")
+    line = refusal(
+        capsys, "train", "pocket-lgq", "--data", "sample", "--out", tmp_path / "run", *TINY, "--steps", 1
+    )
+    assert "cannot write to" in line
+
+
+def test_names_with_brackets_are_shown_as_they_are(run, photos, tmp_path, capsys):
+    odd = photos / "a[b][/i].png".replace("/", "_")
+    shutil.copy(photos / "0.png", odd)
+    main(["reconstruct", str(run), str(odd), "--out", str(tmp_path / "o[bold]ut")])
+    printed = "".join(capsys.readouterr().out.split())
+    assert "a[b][_i]-reconstructed.png" in printed
+    assert "o[bold]ut" in printed
+
+
+def test_no_data_is_not_the_present_directory(tmp_path, capsys):
+    assert "no data is named" in refusal(
+        capsys, "train", "pocket-lgq", "--data", "", "--out", tmp_path / "run"
+    )
+
+
+def test_ctrl_c_says_whether_the_command_goes_on(run, photos, tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lgq.cli.images.open_dataset", interrupted)
+    monkeypatch.setattr("lgq.cli.images.reconstruct_images", interrupted)
+    for command, code in (
+        (["encode", "--data", str(photos)], 75),
+        (["reconstruct", str(photos / "0.png")], 130),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([command[0], str(run), *command[1:], "--out", str(tmp_path / "out")])
+        assert stop.value.code == code
+        assert ("goes on" in capsys.readouterr().err) == (code == 75)
+
+
+def test_an_error_of_the_system_is_one_line(run, tmp_path, capsys):
+    (tmp_path / "out" / "best.png").mkdir(parents=True)
+    line = refusal(
+        capsys, "evaluate", run, "--data", "sample:held-out", "--images", 4, "--workers", 0,
+        "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert "best.png" in line

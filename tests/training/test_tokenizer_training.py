@@ -110,7 +110,7 @@ def test_a_gradient_that_is_no_number_is_found_before_it_is_saved(photos, tmp_pa
 
 def begin(run: TokenizerRun, photos: Path, out: Path) -> TokenizerTraining:
     data = FolderDataset(photos)
-    return TokenizerTraining(run, data, data, out, processes.join_processes())
+    return TokenizerTraining(run, data, data, out, processes.prepare_accelerator())
 
 
 def start_and_stream(run: TokenizerRun, photos: Path, out: Path) -> dict[str, Any]:
@@ -326,10 +326,10 @@ def test_images_too_small_for_the_discriminator_are_refused_at_the_start(photos,
 
 def test_a_rank_that_believes_it_is_alone_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(processes.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes, "join_processes", lambda: torch.device("cpu"))
     monkeypatch.setattr(processes, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(RunError, match=r"one of 2 processes .*accelerate sees 1"):
-        processes.join_processes()
+        processes.prepare_accelerator()
 
 
 @pytest.mark.parametrize(

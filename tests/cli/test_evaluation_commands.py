@@ -45,6 +45,8 @@ def test_an_evaluation_is_printed_recorded_and_drawn(tokenizer, capsys):
     assert first["metrics"] == second["metrics"]
     assert first["images"] == 6
     assert first["image_size"] == 32
+    assert first["command"] == ["lgq", "evaluate", str(tokenizer), *IMAGES]
+    assert first["weights"] == str(tokenizer)
     assert first["fingerprint"] == Tokenizer.from_pretrained(tokenizer).fingerprint()
     for kind in ("best", "median", "worst"):
         with Image.open(tokenizer / "evaluation" / f"{kind}.png") as picture:
@@ -91,6 +93,7 @@ def test_mistakes_of_an_evaluation_are_named(tokenizer, capsys):
         capsys, "evaluate", tokenizer, "--data", "nowhere", "--image-size", 32
     )
     assert "images must be at least 1" in refusal(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
+    assert "image_size must be" in refusal(capsys, "evaluate", tokenizer, *IMAGES, "--image-size", 0)
     assert "give --out" in refusal(capsys, "evaluate", "nobody/nothing", *IMAGES)
 
 
