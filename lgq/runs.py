@@ -40,7 +40,8 @@ def pocket(quantizer: str) -> TokenizerRun:
         backbone=Backbone(widths=(32, 64, 96, 128), blocks=1, groups=8),
         image_size=64,
         batch_size=32,
-        workers=1,
+        # Decoding takes 1% of a step, and a worker takes its core from the trainer's two threads.
+        workers=0,
         loss=LossWeights(lpips=0.0, gan=0.0),
         precision="float32",
         validation_images=1_000,
