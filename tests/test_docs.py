@@ -118,22 +118,34 @@ def test_the_reference_of_the_commands_is_up_to_date(monkeypatch):
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (2, False)])
 def test_the_slurm_job_queues_itself_again_until_the_run_is_done(tmp_path, code, requeued):
-    calls = tmp_path / "calls"
+    done, calls = run_slurm_job(tmp_path, f"exit {code}")
+    assert done.returncode == (0 if requeued else code)
+    assert "python 3/8 local 1: -m lgq.cli train imagenet256-lgq --data a b.tar --out run" in calls
+    assert ("scontrol requeue 77" in calls) == requeued
+
+
+def test_the_warning_of_slurm_reaches_the_trainer(tmp_path):
+    trainer = "trap 'exit 75' USR1; kill -USR1 $PPID; for i in {1..100}; do sleep 0.1; done; exit 1"
+    _, calls = run_slurm_job(tmp_path, trainer)
+    assert "scontrol requeue 77" in calls
+
+
+def run_slurm_job(folder: Path, trainer: str) -> tuple[subprocess.CompletedProcess, str]:
+    """The job, with stand-ins for Slurm and for the trainer; what they were called with."""
+    calls = folder / "calls"
     for name, body in {
         "scontrol": f'echo "scontrol $*" >> {calls}',
         "srun": f'echo "srun $*" >> {calls}; shift; SLURM_PROCID=3 SLURM_LOCALID=1 "$@"',
-        "python": f'echo "python $RANK/$WORLD_SIZE local $LOCAL_RANK: $*" >> {calls}; exit {code}',
+        "python": f'echo "python $RANK/$WORLD_SIZE local $LOCAL_RANK: $*" >> {calls}; {trainer}',
     }.items():
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (folder / name).chmod(0o755)
     variables = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "8"}
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     script = [ROOT / "docs" / "train.sbatch", "imagenet256-lgq", "--data", "a b.tar", "--out", "run"]
-    done = subprocess.run(["bash", *map(str, script)], env=os.environ | variables | path, check=False)
-    assert done.returncode == (0 if requeued else code)
-    printed = calls.read_text()
-    assert "python 3/8 local 1: -m lgq.cli train imagenet256-lgq --data a b.tar --out run" in printed
-    assert ("scontrol requeue 77" in printed) == requeued
+    environment = os.environ | variables | path
+    done = subprocess.run(["bash", *map(str, script)], env=environment, cwd=folder, check=False)
+    return done, calls.read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -12,6 +12,7 @@ from rich.table import Table
 from lgq.cli.console import say
 from lgq.config import to_json
 from lgq.data import open_dataset
+from lgq.distributed import rank
 from lgq.files import json_bytes
 from lgq.runs import RUNS, named_run
 from lgq.training.footprint import Footprint, footprint
@@ -56,7 +57,8 @@ class Train:
             _show_plan(self.settings, len(data))
             return 0
         outcome = train_tokenizer(self.settings, data, validation, self.out, self.resume)
-        say(_summary(outcome, self.out))
+        if rank() == 0:
+            say(_summary(outcome, self.out))
         return outcome.exit_code
 
 
