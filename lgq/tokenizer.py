@@ -14,30 +14,25 @@ Images are RGB and float in [-1, 1], of any size that f divides.
 import hashlib
 import inspect
 import json
-import re
 from collections.abc import Callable
 from dataclasses import make_dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
-from huggingface_hub import ModelCard, PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from jaxtyping import Float, Int64, Integer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
 from lgq.config import from_json, to_json
 from lgq.files import replace_file
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
+from lgq.pretrained import CONFIG, WEIGHTS, HubOptions, find_file, load_weights
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
 _PAPER = Backbone()
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CARD = """\
 ---
 {{ card_data }}
@@ -67,7 +62,7 @@ License: MIT.
 
 
 class TokenizerError(ValueError):
-    """Files that make no tokenizer, or tokens and settings that fit none; says which, and the way out."""
+    """Tokens or settings that fit no tokenizer; says which, and the way out."""
 
 
 class Tokenized(NamedTuple):
@@ -172,32 +167,25 @@ class Tokenizer(
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
-        force_download: bool = False,
-        token: str | bool | None = None,
-        cache_dir: str | Path | None = None,
-        local_files_only: bool = False,
-        revision: str | None = None,
         map_location: str | torch.device = "cpu",
+        **options: Unpack[HubOptions],
     ) -> "Tokenizer":
         """The tokenizer of a directory, or of owner/name on the Hugging Face Hub; in eval mode.
 
-        A directory is read without the network, and nothing is ever unpickled. Where a directory
-        `owner` is at hand, owner/name is a path. `map_location` is the device; the other arguments
-        are those of `huggingface_hub.hf_hub_download`.
+        map_location: the device.
         """
-        download = partial(
-            hf_hub_download,
-            force_download=force_download,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-            revision=revision,
-        )
         # Weights first: a run's directory has a config.json too, which is not the tokenizer's.
-        weights, config = (_find(pretrained_model_name_or_path, name, download) for name in (WEIGHTS, CONFIG))
+        weights, config = (
+            find_file(pretrained_model_name_or_path, name, options) for name in (WEIGHTS, CONFIG)
+        )
+        return cls.from_files(config, weights).to(map_location)
+
+    @classmethod
+    def from_files(cls, config: Path, weights: Path) -> "Tokenizer":
+        """In eval mode; nothing is unpickled."""
         tokenizer = cls._from_config(config)
-        _load_weights(tokenizer, weights)
-        return tokenizer.eval().to(map_location)
+        load_weights(tokenizer, weights)
+        return tokenizer.eval()
 
     @classmethod
     def _from_config(cls, file: Path) -> "Tokenizer":
@@ -266,58 +254,6 @@ def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
         for group in defaults
     }
     return settings | chosen
-
-
-def _find(source: str | Path, name: str, download: Callable[..., str]) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return _find_in(folder, name)
-    # A mistyped path must not cost the half minute in which the Hub is tried again and again.
-    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
-        raise TokenizerError(
-            f"there is no directory {source}: name one that save_pretrained wrote, or owner/name on the Hub."
-        )
-    try:
-        return Path(download(repo_id=source, filename=name))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise TokenizerError(
-            f"there is no directory {source}, and the Hugging Face Hub gave no {name} of it: {reason}"
-        ) from error
-
-
-def _find_in(folder: Path, name: str) -> Path:
-    if (folder / name).is_file():
-        return folder / name
-    better = [folder / part for part in ("best", "last") if (folder / part / name).is_file()]
-    advice = f"did you mean {better[0]}?" if better else "save_pretrained writes one; pickles are not loaded."
-    raise TokenizerError(f"{folder} has no {name}: {advice}")
-
-
-def _load_weights(tokenizer: Tokenizer, file: Path) -> None:
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise TokenizerError(f"{file} is damaged or cut short ({error}): copy it again.") from error
-    _require_fit(tokenizer.state_dict(), tensors, file)
-    # `assign` keeps the dtypes of the file; the copy frees us from it, for it may be replaced.
-    tokenizer.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-
-
-def _require_fit(expected: dict[str, Any], found: dict[str, Tensor], file: Path) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        wanted, given = _kind(expected.get(name)), _kind(found.get(name))
-        if wanted != given:
-            raise TokenizerError(
-                f"{file} does not fit {CONFIG} beside it: of {name} it holds {given}, not {wanted}. "
-                "One of the two files is from another tokenizer."
-            )
-
-
-def _kind(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "nothing"
-    return f"{'numbers' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _require_tokens(tokens: Tensor, stages: int) -> None:

@@ -9,15 +9,16 @@ import lgq
 
 ROOT = Path(lgq.__file__).parent
 TIERS = {
-    "checks": 0, "config": 0, "distributed": 0, "files": 0, "results": 0, "weights": 0, "ops": 0,
+    "checks": 0, "config": 0, "distributed": 0, "files": 0, "pretrained": 0, "results": 0, "weights": 0, "ops": 0,
     "quantizers": 1, "models": 1, "data": 1,
     "tokenizer": 2,
-    "evaluation": 3,
-    "training": 4,
-    "runs": 5,
-    "experiments": 6, "report": 6, "viewer": 6, "bench": 6,
-    "demo": 7,
-    "cli": 8,
+    "generator": 3,
+    "evaluation": 4,
+    "training": 5,
+    "runs": 6,
+    "experiments": 7, "report": 7, "viewer": 7, "bench": 7,
+    "demo": 8,
+    "cli": 9,
 }  # fmt: skip
 WITHIN_TIER_ZERO = {
     "ops": {"checks", "config", "distributed"},

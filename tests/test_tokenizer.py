@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lgq.models.autoencoder import Backbone
+from lgq.pretrained import PretrainedError
 from lgq.quantizers import QUANTIZERS, Residual
 from lgq.tokenizer import Tokenizer, TokenizerError
 
@@ -307,7 +308,7 @@ def test_a_missing_directory_is_named_without_the_network(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(TokenizerError, match=f"no directory {missing}: .* save_pretrained"):
+    with pytest.raises(PretrainedError, match=f"no directory {missing}: .* save_pretrained"):
         Tokenizer.from_pretrained(missing)
     assert calls_to_the_network == []
 
@@ -319,7 +320,7 @@ def test_the_hub_is_asked_for_both_files(saved, monkeypatch):
         asked.append(request)
         return str(saved / request["filename"])
 
-    monkeypatch.setattr("lgq.tokenizer.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     loaded = Tokenizer.from_pretrained("owner/name", revision="v1", token="secret", local_files_only=True)
     assert loaded.settings == build().settings
     assert [request["filename"] for request in asked] == ["model.safetensors", "config.json"]
@@ -335,8 +336,8 @@ def test_what_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
         asked.append(request["filename"])
         raise LocalEntryNotFoundError("no\n\nconnection")
 
-    monkeypatch.setattr("lgq.tokenizer.hf_hub_download", download)
-    with pytest.raises(TokenizerError, match=r"no directory owner/name, and .* gave no .*: no connection"):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(PretrainedError, match=r"no directory owner/name, and .* gave no .*: no connection"):
         Tokenizer.from_pretrained("owner/name")
     assert asked == ["model.safetensors"], "and never pickled weights in its place"
 
@@ -357,7 +358,7 @@ def test_nothing_is_ever_unpickled(name, dump, saved):
     (saved / "model.safetensors").unlink()
     with (saved / name).open("wb") as file:
         dump(Trap(saved / "sprung"), file)
-    with pytest.raises(TokenizerError, match=r"model\.safetensors"):
+    with pytest.raises(PretrainedError, match=r"model\.safetensors"):
         Tokenizer.from_pretrained(saved)
     assert not (saved / "sprung").exists()
     with (saved / name).open("rb") as file:
@@ -368,14 +369,14 @@ def test_nothing_is_ever_unpickled(name, dump, saved):
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(name, saved):
     (saved / name).unlink()
-    with pytest.raises(TokenizerError, match=f"mine has no {name}: save_pretrained writes one"):
+    with pytest.raises(PretrainedError, match=f"mine has no {name}: save_pretrained writes one"):
         Tokenizer.from_pretrained(saved)
 
 
 def test_the_directory_of_a_run_points_to_its_best_tokenizer(saved):
     build().save_pretrained(saved.parent / "best")
     (saved.parent / "config.json").write_text('{"steps": 3}')
-    with pytest.raises(TokenizerError, match=r"has no model\.safetensors: did you mean .*best\?"):
+    with pytest.raises(PretrainedError, match=r"has no model\.safetensors: did you mean .*best\?"):
         Tokenizer.from_pretrained(saved.parent)
 
 
@@ -384,7 +385,7 @@ def test_truncated_weights_are_refused(share, saved):
     weights = saved / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(TokenizerError, match=r"model\.safetensors is damaged or cut short .* copy it again"):
+    with pytest.raises(PretrainedError, match=r"model\.safetensors is damaged or cut short .* copy it again"):
         Tokenizer.from_pretrained(saved)
 
 
@@ -407,7 +408,7 @@ def test_weights_that_do_not_fit_are_named(change, message, saved):
     tensors = load_file(saved / "model.safetensors")
     change(tensors)
     save_file(tensors, saved / "model.safetensors")
-    with pytest.raises(TokenizerError, match=rf"model\.safetensors does not fit config\.json .*{message}"):
+    with pytest.raises(PretrainedError, match=rf"model\.safetensors does not fit config\.json .*{message}"):
         Tokenizer.from_pretrained(saved)
 
 

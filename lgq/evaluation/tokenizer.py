@@ -7,8 +7,7 @@
 Under torchrun each process takes a share, and the result is that of one process to float rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.judges import NEED_INCEPTION, Judges
 from lgq.evaluation.quality import Codes, Images, TokenizerQuality
 from lgq.evaluation.reference import Reference
+from lgq.models.modes import in_eval_mode
 from lgq.tokenizer import Tokenizer
 
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
@@ -88,7 +88,7 @@ def evaluate_tokenizer(
         world_size=world_size(),
     )
     loader, codes = ImageLoader(data, loading), tokenizer.codebook_size * tokenizer.stages
-    with _in_eval_mode(tokenizer):
+    with in_eval_mode(tokenizer):
         return evaluate(
             through(tokenizer), codes, loader, judges, device, use_cache=use_cache, on_progress=on_progress
         )
@@ -191,14 +191,3 @@ def _of_all_processes(broken: dict[str, str]) -> dict[str, str]:
     parts: list[dict[str, str]] = [{} for _ in range(world_size())]
     dist.all_gather_object(parts, broken)
     return {name: reason for part in parts for name, reason in part.items()}
-
-
-@contextmanager
-def _in_eval_mode(tokenizer: Tokenizer) -> Iterator[None]:
-    """A quantizer in train mode would learn from the images it is judged by."""
-    training = tokenizer.training
-    tokenizer.eval()
-    try:
-        yield
-    finally:
-        tokenizer.train(training)

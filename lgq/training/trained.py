@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lgq.config import ConfigError
-from lgq.tokenizer import WEIGHTS, Tokenizer
+from lgq.pretrained import WEIGHTS
+from lgq.tokenizer import Tokenizer
 from lgq.training.directory import BEST, CONFIG, LAST, RunError
 
 Which = Literal["best", "last"]

@@ -1,0 +1,86 @@
+"""Laws of what MaskGIT hides, and of the loss of it; each fails on a slip that is often copied."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lgq.models.maskgit import MaskedTransformer, Transformer
+from lgq.models.masking import fixed_masks, mask_ratio, masked_loss, random_masks
+
+
+def test_the_ratio_is_the_cosine_and_not_its_complement() -> None:
+    u = torch.linspace(0, 1, 11, dtype=torch.float64)
+    expected = [math.cos(math.pi / 2 * value) for value in u.tolist()]
+    assert mask_ratio(u).tolist() == pytest.approx(expected)
+    assert mask_ratio(torch.tensor([0.0])).item() == 1.0
+
+
+def test_on_average_two_over_pi_of_the_tokens_are_hidden() -> None:
+    torch.manual_seed(0)
+    masks = random_masks(torch.rand(4_000), torch.rand(4_000, 64))
+    # The complement would give 1 - 2 / pi = 0.36. The standard error here is 0.005.
+    assert masks.float().mean().item() == pytest.approx(2 / math.pi, abs=0.025)
+
+
+def test_each_image_hides_its_share_of_tokens_and_at_least_one() -> None:
+    u = torch.tensor([0.0, 1 / 3, 0.5, 0.999, 1.0])
+    counts = random_masks(u, torch.rand(5, 100)).sum(1)
+    assert counts.tolist() == [100, round(100 * math.cos(math.pi / 6)), 71, 1, 1]
+
+
+def test_hidden_are_the_tokens_of_the_lowest_scores() -> None:
+    scores = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
+    masks = random_masks(torch.tensor([2 / 3]), scores)  # cos(pi / 3) = 1 / 2
+    assert masks.tolist() == [[False, True, False, True]]
+
+
+def test_every_place_is_hidden_equally_often() -> None:
+    torch.manual_seed(0)
+    share = random_masks(torch.rand(5_000), torch.rand(5_000, 16)).float().mean(0)
+    assert (share - share.mean()).abs().max() < 0.03
+
+
+def test_fixed_masks_belong_to_the_number_and_the_seed_alone() -> None:
+    numbers = torch.tensor([5, 0, 17])
+    masks = fixed_masks(numbers, 32)
+    assert torch.equal(fixed_masks(torch.arange(20), 32)[numbers], masks)
+    assert not torch.equal(fixed_masks(numbers, 32, seed=1), masks)
+
+
+def test_fixed_masks_cover_all_shares_evenly_and_draw_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    counts = fixed_masks(torch.arange(200), 256).sum(1).double().sort().values
+    assert torch.equal(torch.get_rng_state(), state)
+    # Evenly spread u give these shares, to within the gap between two neighbours.
+    even = (256 * mask_ratio(torch.linspace(1, 0, 200, dtype=torch.float64))).clamp(min=1)
+    assert (counts - even).abs().max() < 6
+
+
+def test_the_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(7, 5), torch.randint(5, (7,))
+    log_p = logits.log_softmax(1)
+    hard = -log_p[torch.arange(7), targets].mean()
+    assert masked_loss(logits, targets).item() == pytest.approx(hard.item(), rel=1e-6)
+    smooth = 0.9 * hard - 0.1 * log_p.mean()
+    assert masked_loss(logits, targets, smoothing=0.1).item() == pytest.approx(smooth.item(), rel=1e-6)
+
+
+def test_known_tokens_have_no_part_in_the_loss() -> None:
+    """The gradient of the loss on the logits of tokens that were shown is zero."""
+    torch.manual_seed(0)
+    network = MaskedTransformer(9, 8, 2, Transformer(layers=1, width=8, heads=1, hidden=8)).eval()
+    tokens, classes = torch.randint(9, (3, 8)), torch.tensor([0, 1, 2])
+    masks = random_masks(torch.tensor([0.2, 0.5, 0.9]), torch.rand(3, 8))
+    hidden = tokens.masked_fill(masks, network.mask_token)
+    logits = network(hidden, classes, torch.ones_like(masks)).view(3, 8, 9)
+    logits.retain_grad()
+    masked_loss(logits[masks], tokens[masks]).backward()
+    assert logits.grad is not None
+    assert (logits.grad[~masks] == 0).all()
+    assert (logits.grad[masks] != 0).all()
+    # What training computes, which asks the network for these places only.
+    asked = masked_loss(network(hidden, classes, masks), tokens[masks])
+    assert asked.item() == pytest.approx(F.cross_entropy(logits[masks], tokens[masks]).item(), rel=1e-6)
