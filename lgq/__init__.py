@@ -1,6 +1,7 @@
-"""Discrete image tokenizers: LGQ and its baselines, exact and memory-light."""
+"""Discrete image tokenizers and generators on their tokens: LGQ and its baselines, exact and memory-light."""
 
+from lgq.generator import MaskGIT
 from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
 from lgq.tokenizer import Tokenizer
 
-__all__ = ["FSQ", "IBQ", "LFQ", "LGQ", "VQ", "Residual", "SimVQ", "Tokenizer", "build_quantizer"]
+__all__ = ["FSQ", "IBQ", "LFQ", "LGQ", "VQ", "MaskGIT", "Residual", "SimVQ", "Tokenizer", "build_quantizer"]

@@ -1,0 +1,581 @@
+"""Laws of sampling from a masked generator, on networks that are plain formulas."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from lgq.models.sampling import (
+    Sampling,
+    confidence,
+    draw,
+    draw_nucleus,
+    guided,
+    highest,
+    sample_tokens,
+)
+from lgq.models.schedules import halton_order, masked_after, reveal_counts
+
+CODES, NULL, GRID = 16, 5, (4, 6)
+LENGTH = math.prod(GRID)
+ORDERS = ("confidence", "halton", "random")
+SCHEDULES = {
+    "cosine": lambda r: math.cos(math.pi * r / 2),
+    "linear": lambda r: 1 - r,
+    "square": lambda r: 1 - r * r,
+    "root": lambda r: 1 - r**0.5,
+    "arccos": lambda r: 2 / math.pi * math.acos(r),
+}
+
+
+class Network:
+    """Logits that depend on the class, the place and every token of the image; it notes what it is shown."""
+
+    def __init__(self, codes: int = CODES, length: int = LENGTH, dtype: torch.dtype = torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        self.by_class = torch.randn(NULL + 1, length, codes, generator=generator)
+        self.by_token = torch.randn(codes + 1, codes, generator=generator)
+        self.dtype = dtype
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __call__(self, tokens: Tensor, classes: Tensor, where: Tensor) -> Tensor:
+        self.calls.append((tokens.clone(), classes.clone(), where.clone()))
+        context = self.by_token[tokens].mean(1, keepdim=True)
+        return (2 * self.by_class[classes] + 3 * context)[where].to(self.dtype)
+
+
+def run(network, tokens=None, classes=(0, 3, 4), seed=0, grid=GRID, **settings) -> Tensor:
+    if tokens is None:
+        tokens = torch.full((len(classes), math.prod(grid)), CODES)
+    return sample_tokens(
+        network,
+        tokens,
+        torch.tensor(classes, dtype=torch.long),
+        Sampling(**settings),
+        mask_token=CODES,
+        null_class=NULL,
+        grid=grid,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def partly_masked() -> Tensor:
+    """Images with 24, 7, 1 and no masked tokens."""
+    tokens = torch.randint(CODES, (4, LENGTH), generator=torch.Generator().manual_seed(1))
+    tokens[0] = CODES
+    tokens[1, 3:17:2] = CODES
+    tokens[2, 20] = CODES
+    return tokens
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def chi_square(codes: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities * len(codes)
+    seen = torch.bincount(codes, minlength=len(probabilities))
+    possible = expected > 0
+    assert not seen[~possible].any()
+    return float(((seen - expected).square() / expected)[possible].sum())
+
+
+def plain_nucleus(probabilities: list[float], top_p: float) -> set[int]:
+    nucleus, mass = set(), 0.0
+    for code in sorted(range(len(probabilities)), key=lambda code: -probabilities[code]):
+        if mass >= top_p:
+            break
+        nucleus.add(code)
+        mass += probabilities[code]
+    return nucleus
+
+
+# ---- how many: schedules
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("steps", [1, 2, 7, 11])
+def test_counts_follow_the_schedule(schedule, steps):
+    counts = reveal_counts(torch.tensor([1024, 300]), steps, schedule)
+    for image, masked in enumerate((1024, 300)):
+        left = masked - counts[:, image].cumsum(0)
+        wanted = [math.floor(masked * SCHEDULES[schedule]((t + 1) / steps) + 1e-9) for t in range(steps)]
+        assert left.tolist() == wanted
+
+
+def test_cosine_keeps_its_share_and_not_the_complement():
+    assert masked_after(0, 11, "cosine") == pytest.approx(0.98982, abs=1e-5)
+    assert masked_after(5, 9, "cosine") == pytest.approx(0.5)
+
+
+def test_rounding_takes_no_token_too_many():
+    assert reveal_counts(torch.tensor([20]), 10, "linear").flatten().tolist() == [2] * 10
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("masked", [1, 2, 5, 11, 12, 13, 20, 37])
+def test_every_step_sets_a_token_and_all_are_set(schedule, masked):
+    counts = reveal_counts(torch.tensor([masked]), 12, schedule)
+    assert len(counts) == min(12, masked)
+    assert counts.min() >= 1
+    assert counts.sum() == masked
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_counts_of_an_image_do_not_depend_on_its_batch(schedule):
+    masked = [40, 0, 3, 9, 8, 10]
+    together = reveal_counts(torch.tensor(masked), 9, schedule)
+    for image, number in enumerate(masked):
+        alone = reveal_counts(torch.tensor([number]), 9, schedule).flatten().tolist()
+        assert together[:, image].tolist() == alone + [0] * (9 - len(alone))
+
+
+# ---- where: orders
+
+
+def radical_inverse(number: int, base: int) -> Fraction:
+    inverse, digit = Fraction(0), Fraction(1, base)
+    while number:
+        inverse, digit, number = inverse + digit * (number % base), digit / base, number // base
+    return inverse
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (5, 7), (1, 9), (9, 1), (1, 1), (16, 16)])
+def test_halton_order_is_the_sequence_on_the_grid(grid):
+    rows, columns = grid
+    plain: list[int] = []
+    point = 1
+    while len(plain) < rows * columns:
+        row, column = int(rows * radical_inverse(point, 2)), int(columns * radical_inverse(point, 3))
+        if row * columns + column not in plain:
+            plain.append(row * columns + column)
+        point += 1
+    assert halton_order(grid).tolist() == plain
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (3, 11), (32, 24), (2, 3, 4)])
+def test_halton_order_visits_every_place_once(grid):
+    assert halton_order(grid).sort().values.tolist() == list(range(math.prod(grid)))
+
+
+def test_halton_order_spreads_over_the_quadrants():
+    first = halton_order((8, 8))[:16]
+    quadrants = torch.bincount(first // 8 // 4 * 2 + first % 8 // 4, minlength=4)
+    assert quadrants.min() >= 3
+    assert quadrants.max() <= 5
+
+
+def test_stages_of_a_cell_come_together_lower_ones_first():
+    cells = halton_order((3, 4))
+    expected = [cell * 2 + stage for cell in cells.tolist() for stage in (0, 1)]
+    assert halton_order((3, 4, 2)).tolist() == expected
+
+
+@pytest.mark.parametrize("grid", [GRID, (3, 4, 2)])
+def test_halton_sampling_sets_tokens_in_that_order(grid):
+    network = Network()
+    run(network, classes=(1,), grid=grid, order="halton", steps=LENGTH)
+    places = [int(where[0].nonzero()) for _, _, where in network.calls]
+    assert places == halton_order(grid).tolist()
+
+
+def test_random_order_differs_by_image_and_seed():
+    def order(seed):
+        network = Network()
+        run(network, order="random", steps=LENGTH, seed=seed)
+        return torch.stack([where.long().argmax(1) for _, _, where in network.calls], 1)
+
+    first, second = order(0), order(1)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, second)
+    assert torch.equal(first.sort(1).values, torch.arange(LENGTH).expand(3, -1))
+
+
+def test_highest_matches_a_plain_sort():
+    scores = torch.randint(5, (6, 30), generator=seeded()).float()
+    among = torch.rand(6, 30, generator=seeded(1)) < 0.6
+    counts = torch.tensor([0, 1, 3, 5, 7, 9])
+    chosen = highest(scores, among, counts)
+    for row in range(6):
+        places = sorted(among[row].nonzero()[:, 0].tolist(), key=lambda place: -scores[row, place])
+        assert set(chosen[row].nonzero()[:, 0].tolist()) == set(places[: counts[row]])
+
+
+# ---- the loop
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_masked_token_is_set_once_by_the_schedule(order, schedule):
+    network, tokens = Network(), partly_masked()
+    final = run(network, tokens, classes=(0, 1, 2, 3), order=order, schedule=schedule, steps=6)
+    seen = torch.stack([shown for shown, _, _ in network.calls] + [final])
+    left = (seen == CODES).sum(2)
+    expected = reveal_counts(left[0], 6, schedule)
+    assert torch.equal(left[:-1] - left[1:], expected)
+    for before, after in itertools.pairwise(seen):
+        assert torch.equal(before[before != CODES], after[before != CODES])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_only_masked_places_are_asked_for(order):
+    network = Network()
+    run(network, partly_masked(), classes=(0, 1, 2, 3), order=order, steps=6)
+    for tokens, _, where in network.calls:
+        assert where.any()
+        assert (tokens[where] == CODES).all()
+        assert order != "confidence" or torch.equal(where, tokens == CODES)
+
+
+@pytest.mark.parametrize("order", ["halton", "random"])
+def test_a_fixed_order_asks_only_for_what_it_sets(order):
+    network = Network()
+    run(network, order=order, steps=5)
+    assert torch.equal(sum(where.long() for _, _, where in network.calls), torch.ones(3, LENGTH).long())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_fixed_tokens_never_change(order):
+    tokens = partly_masked()
+    original = tokens.clone()
+    final = run(Network(), tokens, classes=(0, 1, 2, 3), order=order, guidance=3.0)
+    fixed = original != CODES
+    assert torch.equal(tokens, original)
+    assert torch.equal(final[fixed], original[fixed])
+    assert torch.equal(final[3], original[3])
+    assert ((final >= 0) & (final < CODES)).all()
+
+
+@pytest.mark.parametrize(("steps", "calls"), [(1, 1), (5, 5), (LENGTH, LENGTH), (1000, LENGTH)])
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 2.5])
+def test_each_step_is_one_forward_and_none_is_wasted(steps, calls, guidance):
+    network = Network()
+    run(network, steps=steps, guidance=guidance)
+    assert len(network.calls) == calls
+
+
+def test_a_batch_without_masked_tokens_asks_for_nothing():
+    network, tokens = Network(), torch.zeros(2, LENGTH, dtype=torch.long)
+    assert torch.equal(run(network, tokens, classes=(0, 1)), tokens)
+    assert run(network, torch.zeros(0, LENGTH, dtype=torch.long), classes=()).shape == (0, LENGTH)
+    assert not network.calls
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_seeds_reproduce_and_differ(order):
+    first = run(Network(), order=order, seed=3)
+    assert torch.equal(first, run(Network(), order=order, seed=3))
+    assert not torch.equal(first, run(Network(), order=order, seed=4))
+
+
+def test_the_global_generator_is_left_alone():
+    state = torch.random.get_rng_state()
+    for order in ORDERS:
+        run(Network(), order=order, top_p=0.5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_logits_of_any_precision_are_computed_in_float32(dtype):
+    def as_float32(*shown):
+        return Network(dtype=dtype)(*shown).float()
+
+    expected = run(as_float32, guidance=2.0, top_p=0.8)
+    assert torch.equal(run(Network(dtype=dtype), guidance=2.0, top_p=0.8), expected)
+
+
+def test_logits_of_the_network_are_not_overwritten():
+    logits = torch.randn(3 * LENGTH, CODES, generator=seeded())
+    kept = logits.clone()
+    run(lambda *_: logits, steps=1, temperature=0.7, top_k=9, top_p=0.6)
+    run(lambda *_: logits, steps=1)
+    assert torch.equal(logits, kept)
+
+
+# ---- guidance
+
+
+def test_guidance_0_never_shows_the_class():
+    network = Network()
+    blind = run(network, guidance=0.0)
+    assert all((classes == NULL).all() and len(classes) == 3 for _, classes, _ in network.calls)
+    assert torch.equal(blind, run(Network(), classes=(NULL,) * 3))
+
+
+def test_guidance_1_is_the_plain_network():
+    network = Network()
+    run(network, guidance=1.0)
+    assert all(classes.tolist() == [0, 3, 4] for _, classes, _ in network.calls)
+    same = run(Network(), guidance=1.0, guidance_ramp=True)
+    assert torch.equal(run(Network(), guidance=1.0), same)
+    assert torch.equal(same, run(Network()))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 1.5, 7.0])
+def test_guided_logits_are_the_plain_formula(scale):
+    network, tokens, classes = Network(), partly_masked(), torch.tensor([0, 1, 2, NULL])
+    where = tokens == CODES
+    null, plain = network(tokens, torch.full((4,), NULL), where), network(tokens, classes, where)
+    mixed = guided(network, tokens, classes, where, scale, null_class=NULL)
+    torch.testing.assert_close(mixed, null + scale * (plain - null), atol=1e-5, rtol=1e-5)
+
+
+def test_a_guided_run_equals_a_run_on_guided_logits():
+    network = Network()
+
+    def formula(tokens, classes, where):
+        null = network(tokens, torch.full_like(classes, NULL), where)
+        return null + 2.5 * (network(tokens, classes, where) - null)
+
+    assert torch.equal(run(Network(), guidance=2.5), run(formula))
+
+
+def test_the_ramp_grows_from_1_to_the_guidance():
+    ramp = Sampling(guidance=4.0, guidance_ramp=True)
+    assert [ramp.guidance_at(step, 4) for step in range(4)] == [1, 2, 3, 4]
+    assert ramp.guidance_at(0, 1) == 4
+    flat = Sampling(guidance=4.0)
+    assert [flat.guidance_at(step, 4) for step in range(4)] == [4] * 4
+
+
+def test_a_run_follows_the_ramp():
+    def at_step(tokens, classes, where):
+        step = len(network.calls)
+        null = others(tokens, torch.full_like(classes, NULL), where)
+        return null + (1 + 2 * step / 4) * (network(tokens, classes, where) - null)
+
+    network, others = Network(), Network()
+    expected = run(at_step, steps=5)
+    ramped = Network()
+    assert torch.equal(run(ramped, steps=5, guidance=3.0, guidance_ramp=True), expected)
+    assert [len(classes) for _, classes, _ in ramped.calls] == [3, 6, 6, 6, 6]
+
+
+# ---- which code
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 1}, {"temperature": 1e-9}])
+def test_no_freedom_gives_the_likeliest_code(settings):
+    logits = torch.randn(500, 40, generator=seeded())
+    logits[0] = 0  # equal logits leave a choice, and a choice must be made
+    codes = draw(logits, Sampling(**settings), seeded())
+    assert torch.equal(codes[1:], logits.argmax(1)[1:])
+    assert 0 <= codes[0] < 40
+
+
+def test_top_p_keeps_the_likeliest_code_however_small_it_is():
+    logits = torch.randn(500, 40, generator=seeded())
+    assert torch.equal(draw(logits, Sampling(top_p=1e-6), seeded()), logits.argmax(1))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+def test_codes_of_a_step_follow_the_softmax(temperature):
+    logits = torch.randn(CODES, generator=seeded())
+    codes = run(
+        lambda tokens, classes, where: logits.expand(int(where.sum()), -1),
+        classes=(0,) * 40,
+        grid=(20, 25),
+        steps=1,
+        temperature=temperature,
+    ).flatten()
+    # 15 degrees of freedom: a sound sampler passes 44.3 once in 10,000 times.
+    assert chi_square(codes, (logits / temperature).softmax(0)) < 44.3
+
+
+def test_codes_of_places_are_drawn_apart():
+    codes = draw(torch.zeros(20_000, 4), Sampling(), seeded())
+    pairs = codes[0::2] * 4 + codes[1::2]
+    assert chi_square(pairs, torch.full((16,), 1 / 16)) < 44.3
+
+
+def test_top_k_draws_from_the_likeliest_codes_as_the_softmax_does():
+    logits = torch.randn(50, generator=seeded())
+    likeliest = logits.topk(6)
+    expected = torch.zeros(50).scatter_(0, likeliest.indices, likeliest.values.softmax(0))
+    codes = draw(logits.expand(20_000, -1), Sampling(top_k=6), seeded())
+    assert chi_square(codes, expected) < 25.7  # 5 degrees of freedom, once in 10,000
+
+
+def test_top_k_beyond_the_codes_changes_nothing():
+    logits = torch.randn(300, 10, generator=seeded())
+    assert torch.equal(draw(logits, Sampling(top_k=99), seeded()), draw(logits, Sampling(), seeded()))
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.3, 0.6, 0.9, 0.99])
+def test_top_p_draws_from_the_nucleus_as_the_softmax_does(top_p):
+    probabilities = torch.randn(12, generator=seeded(2)).mul(1.5).softmax(0)
+    nucleus = plain_nucleus(probabilities.tolist(), top_p)
+    inside = torch.tensor([code in nucleus for code in range(12)])
+    codes = draw_nucleus(probabilities.expand(20_000, -1), top_p, seeded())
+    assert set(codes.tolist()) == nucleus
+    assert chi_square(codes, probabilities * inside / probabilities[inside].sum()) < 37.4
+
+
+def test_every_row_has_its_own_nucleus():
+    probabilities = torch.randn(3_000, 30, generator=seeded()).mul(2).softmax(1)
+    codes = draw_nucleus(probabilities, 0.7, seeded()).tolist()
+    assert all(
+        code in plain_nucleus(row, 0.7) for code, row in zip(codes, probabilities.tolist(), strict=True)
+    )
+
+
+def test_temperature_top_k_and_top_p_act_in_this_order():
+    logits = torch.randn(30, generator=seeded(5)) * 2
+    likeliest = (logits / 1.7).topk(9)
+    nucleus = plain_nucleus(likeliest.values.softmax(0).tolist(), 0.8)
+    expected = {int(likeliest.indices[place]) for place in nucleus}
+    codes = draw(logits.expand(20_000, -1), Sampling(temperature=1.7, top_k=9, top_p=0.8), seeded())
+    assert set(codes.tolist()) == expected
+
+
+def test_an_impossible_code_is_never_drawn():
+    logits = torch.randn(20_000, 8, generator=seeded())
+    logits[:, [0, 3, 7]] = -math.inf
+    for settings in (Sampling(), Sampling(top_k=6), Sampling(top_p=0.9999)):
+        assert set(draw(logits, settings, seeded()).tolist()) == {1, 2, 4, 5, 6}
+
+
+@pytest.mark.parametrize(("number", "code"), [(0.0, 1), (1 - 2**-24, 2)])
+def test_the_ends_of_the_uniform_numbers_give_possible_codes(monkeypatch, number, code):
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, number))
+    assert draw_nucleus(torch.tensor([[0, 0.6, 0.4, 0]]), 1.0, seeded()).tolist() == [code]
+
+
+# ---- how sure
+
+
+def test_confidence_is_the_log_probability_before_temperature():
+    logits = torch.randn(50, CODES, generator=seeded())
+    codes = torch.randint(CODES, (50,), generator=seeded())
+    expected = logits.log_softmax(1)[torch.arange(50), codes]
+    torch.testing.assert_close(confidence(logits, codes, 0.0, seeded()), expected)
+
+
+def test_noise_on_confidence_is_gumbels():
+    size, strength = 100_000, 3.0
+    scores = confidence(torch.zeros(size, 1), torch.zeros(size).long(), strength, seeded()) / strength
+    assert scores.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert scores.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
+    assert (scores < 0).float().mean().item() == pytest.approx(math.exp(-1), abs=0.01)
+
+
+def first_step_of(**settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Places that the first of four steps kept, all codes' log p there before it, and the final tokens."""
+    network = Network()
+    final = run(network, steps=4, choice_temperature=0.0, **settings)
+    log_p = Network()(*network.calls[0]).log_softmax(1).view(3, LENGTH, CODES)
+    return network.calls[1][0] != CODES, log_p, final
+
+
+def test_without_noise_the_surest_of_the_drawn_codes_are_kept():
+    kept, log_p, final = first_step_of()
+    drawn = draw(log_p.flatten(0, 1), Sampling(), seeded()).view(3, LENGTH)
+    sureness = log_p.gather(2, drawn[..., None])[..., 0]
+    for image in range(3):
+        assert sureness[image][kept[image]].min() >= sureness[image][~kept[image]].max()
+    assert torch.equal(final[kept], drawn[kept])
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 1}])
+def test_a_greedy_draw_still_keeps_the_surest_first(settings):
+    kept, log_p, final = first_step_of(**settings)
+    sureness, likeliest = log_p.max(2)
+    for image in range(3):
+        assert sureness[image][kept[image]].min() >= sureness[image][~kept[image]].max()
+    assert torch.equal(final[kept], likeliest[kept])
+
+
+def test_the_noise_falls_evenly_and_is_gone_at_the_last_step(monkeypatch):
+    strengths = []
+
+    def noted(logits, codes, noise, generator):
+        strengths.append(noise)
+        return confidence(logits, codes, noise, generator)
+
+    monkeypatch.setattr("lgq.models.sampling.confidence", noted)
+    run(Network(), steps=4, choice_temperature=8.0)
+    assert strengths == [6, 4, 2, 0]
+
+
+def test_noise_changes_the_order():
+    def first_kept(strength):
+        network = Network()
+        run(network, temperature=0.0, steps=4, choice_temperature=strength)
+        return network.calls[1][0] != CODES
+
+    assert not torch.equal(first_kept(0.0), first_kept(50.0))
+
+
+def test_extreme_settings_still_set_every_token():
+    final = run(Network(), choice_temperature=3.4e38, guidance=1e6, temperature=1e6)
+    assert (final < CODES).all()
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, "top_p must lie above 0 and at most at 1, got 0.0: None"),
+        ({"top_p": 1.01}, "top_p must .* got 1.01"),
+        ({"top_p": math.nan}, "top_p must .* got nan"),
+        ({"temperature": -0.1}, "temperature must be finite and at least 0, got -0.1"),
+        ({"temperature": math.inf}, "temperature must .* got inf"),
+        ({"choice_temperature": -1.0}, "choice_temperature must .* got -1.0"),
+        ({"guidance": -1.0}, "guidance must be finite and at least 0, got -1.0"),
+        ({"guidance": math.inf}, "guidance must .* got inf"),
+        ({"guidance": math.nan}, "guidance must .* got nan"),
+        ({"schedule": "sine"}, "schedule must be 'cosine' or .* got 'sine'"),
+        ({"order": "raster"}, "order must be 'confidence' or .* got 'raster'"),
+        ({"steps": 2.5}, "steps must be a whole number, got 2.5"),
+        ({"top_k": True}, "top_k must be a whole number, got True"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_settings_outside_their_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(**settings)
+
+
+@pytest.mark.parametrize("wrong", [-1, CODES + 1])
+def test_tokens_of_another_codebook_are_refused(wrong):
+    tokens = torch.zeros(1, LENGTH, dtype=torch.long)
+    tokens[0, 4] = wrong
+    with pytest.raises(ValueError, match=rf"index {wrong} is outside 0\.\.{CODES}: "):
+        run(Network(), tokens, classes=(0,))
+
+
+@pytest.mark.parametrize("wrong", [-1, NULL + 1])
+def test_classes_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=rf"class {wrong} is outside 0\.\.{NULL}: take one of the {NULL}"):
+        run(Network(), classes=(0, wrong))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_class_for_each_image_is_required():
+    with pytest.raises(ValueError, match="2 classes for 3 images: give each image one"):
+        run(Network(), torch.full((3, LENGTH), CODES), classes=(0, 1))
+
+
+@pytest.mark.parametrize("grid", [(4, 5), (24,), (-4, -6), (4, 6, 2)])
+def test_a_grid_of_another_size_is_refused(grid):
+    with pytest.raises(ValueError, match=r"a grid of \(.*\) does not hold 24 tokens an image: give"):
+        run(Network(), torch.zeros(1, LENGTH, dtype=torch.long), classes=(0,), grid=grid)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_are_refused(wrong, temperature):
+    def diverged(tokens, classes, where):
+        logits = torch.zeros(int(where.sum()), CODES)
+        logits[2, 3] = wrong
+        return logits
+
+    with pytest.raises(ValueError, match="logits that are no numbers"):
+        run(diverged, temperature=temperature)
