@@ -10,6 +10,9 @@ from lgq.weights import WeightsError
 
 NEED_LPIPS = ("lpips", "reconstruction_loss")
 NEED_INCEPTION = ("rfid", "kid", "precision", "recall")
+NEED_FEATURES = ("gfid", "kid", "precision", "recall")
+"""Of generated images."""
+NEED_CLASSIFIER = ("inception_score",)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class Judges:
     inception: InceptionV3 | None = None
     absent: dict[str, str] = field(default_factory=dict)
     """Metrics that cannot be taken here, with the reason and the command that changes it."""
+    classifier: InceptionV3 | None = None
+    """Inception with its classifier, for Inception Score; where its features are those of `inception`, it
+    is the same object, and images pass one network."""
 
 
 def judges_at_hand(device: torch.device) -> Judges:
@@ -35,3 +41,31 @@ def judges_at_hand(device: torch.device) -> Judges:
     except WeightsError as error:
         absent |= dict.fromkeys(NEED_INCEPTION, str(error))
     return Judges(lpips, inception, absent)
+
+
+def judges_of_generation(device: torch.device) -> Judges:
+    """What generated images are judged by, likewise: Inception for features, and for classes.
+
+    The weights with the classifier serve for both where they are alone here, or where their features are
+    equal bit for bit to those of FID; then they go by the name of the latter.
+    """
+    absent: dict[str, str] = {}
+    features = classifier = None
+    try:
+        features = InceptionV3.pretrained().to(device)
+    except WeightsError as error:
+        absent |= dict.fromkeys(NEED_FEATURES, str(error))
+    try:
+        classifier = InceptionV3.pretrained(classifier=True).to(device)
+    except WeightsError as error:
+        absent |= dict.fromkeys(NEED_CLASSIFIER, str(error))
+    if classifier is None or (features is not None and not _same_features(features, classifier)):
+        return Judges(None, features, absent, classifier)
+    if features is not None:
+        classifier.convention = features.convention
+    return Judges(None, classifier, {}, classifier)
+
+
+def _same_features(one: InceptionV3, other: InceptionV3) -> bool:
+    pairs = zip(one.network.buffers(), other.network.buffers(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)

@@ -2,16 +2,18 @@
 
 import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 
-from lgq.data.images import BrokenImage, ImageDataset
+from lgq.data.images import BrokenImage, DataError, ImageDataset
+from lgq.data.loader import ImageLoader, Loading
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.feature_set import SAMPLE, FeatureSet
-from lgq.evaluation.fid import StatisticsError
-from lgq.models.inception import FeatureConvention
+from lgq.evaluation.fid import Gaussian, StatisticsError
+from lgq.models.inception import FEATURES, FeatureConvention, InceptionV3
 from lgq.weights import cache_directory
 
 _VERSION = 1
@@ -62,6 +64,84 @@ class Reference:
             features.save(self.path)
         except OSError as error:
             _log.warning("features of images cannot be kept in %s: %s", self.path, error.strerror or error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealImages:
+    """What generated images are compared with."""
+
+    name: str
+    sha256: str
+    """Of the images' files, or of the numbers in a file of statistics."""
+    gaussian: Gaussian
+    features: FeatureSet | None = None
+    """None of a file of statistics, which holds a mean and a covariance alone."""
+    image_size: int | None = None
+    """Side in pixels; None where a file does not say, as with `convention`."""
+    convention: FeatureConvention | None = None
+
+
+def reference_of_images(
+    dataset: ImageDataset,
+    image_size: int,
+    inception: InceptionV3,
+    device: torch.device,
+    *,
+    batch_size: int = 32,
+    workers: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RealImages:
+    """Centre crops of a data set, as `inception` sees them; each process takes a share.
+
+    An evaluation of a tokenizer on the same images leaves the same features in the cache, and finds these.
+    on_progress: called with the images done and to do, of all processes; never where the cache has them.
+    """
+    reference = Reference.find(dataset, image_size, inception.convention)
+    features = reference.features
+    if features is None:
+        loading = Loading(
+            image_size=image_size,
+            batch_size=batch_size,
+            workers=workers,
+            pin_memory=device.type == "cuda",
+            rank=rank(),
+            world_size=world_size(),
+        )
+        features = _features(ImageLoader(dataset, loading), inception, device, on_progress)
+        if rank() == 0:
+            reference.keep(features)
+    return RealImages(
+        name=repr(dataset),
+        sha256=reference.content,
+        gaussian=features.statistics.gaussian(),
+        features=features,
+        image_size=image_size,
+        convention=inception.convention,
+    )
+
+
+def reference_of_file(path: str | Path) -> RealImages:
+    """An .npz file with `mu` and `sigma`, as they are published for FID."""
+    gaussian = Gaussian.load(path)
+    return RealImages(name=str(path), sha256=gaussian.sha256, gaussian=gaussian)
+
+
+def _features(
+    loader: ImageLoader,
+    inception: InceptionV3,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None,
+) -> FeatureSet:
+    total = len(loader.dataset)
+    features = FeatureSet.of(FEATURES, sample=min(SAMPLE, total))
+    for batch in loader.one_pass(may_be_empty=True):
+        features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
+        if on_progress is not None:
+            on_progress(batch.position, total)
+    everywhere = features.over_ranks()
+    if everywhere.statistics.count == 0:
+        raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
+    return everywhere
 
 
 def _load(path: Path) -> FeatureSet | None:

@@ -1,0 +1,150 @@
+"""What tokens cost without any context: the entropies that a generator has to beat.
+
+b = images, c = classes, k = codes.
+
+    entropies = token_entropies(TokenDataset("tokens/train"), TokenDataset("tokens/val"))
+    entropies.entropy, entropies.class_entropy                      # of the training tokens, in nats a token
+    entropies.cross_entropy, entropies.class_cross_entropy          # of the validation tokens
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from lgq.checks import require_at_least, require_indices
+from lgq.data.token_format import TokenError
+from lgq.data.tokens import TokenDataset
+
+_IMAGES_AT_A_TIME = 256
+
+Progress = Callable[[int, int], None]
+"""Called with the images counted and the images to count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEntropies:
+    """In nats a token, over all places of the images; stages of a residual tokenizer share their codes."""
+
+    entropy: float
+    """Of the tokens: plug-in, from the counts of the data set itself, as `class_entropy`."""
+    class_entropy: float
+    """Of the tokens given the class of their image."""
+    cross_entropy: float | None = None
+    """Of the validation tokens under the training set's counts, each plus one; None without validation."""
+    class_cross_entropy: float | None = None
+    """The same under the counts of the image's class."""
+    tokens: int
+    """That the entropies are of."""
+    validation_tokens: int | None = None
+
+    def record(self) -> dict[str, float | None]:
+        """Its part of a results record (`lgq.results`)."""
+        return asdict(self)
+
+
+@dataclass
+class TokenCounts:
+    """How often each code occurs in images of each class; 131 MB of 1,000 classes and 16,384 codes.
+
+    Images without a label are a class of their own. As every class without images, it counts for nothing.
+    """
+
+    counts: Int64[Tensor, "c k"]
+    """The last row is that of images without a label."""
+
+    @classmethod
+    def of(cls, classes: int, codebook_size: int) -> "TokenCounts":
+        require_at_least(0, classes=classes)
+        require_at_least(1, codebook_size=codebook_size)
+        return cls(torch.zeros(classes + 1, codebook_size, dtype=torch.int64))
+
+    def update(self, tokens: Int64[Tensor, "b *token_shape"], labels: list[int | None]) -> None:
+        """Tokens of some images, and the label of each."""
+        classes, codes = len(self.counts) - 1, self.counts.shape[1]
+        tokens = require_indices(tokens, codes)
+        wrong = [label for label in labels if label is not None and not 0 <= label < classes]
+        if wrong:
+            raise ValueError(f"label {wrong[0]} is outside 0..{classes - 1}: name as many classes as occur.")
+        rows = torch.tensor([classes if label is None else label for label in labels])
+        places = (rows[:, None] * codes + tokens.flatten(1)).flatten()
+        self.counts.view(-1).index_add_(0, places, torch.ones_like(places))
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def entropy(self) -> float:
+        """Of the tokens of all classes."""
+        return _nats(self.counts.sum(0)) / max(self.tokens, 1)
+
+    @property
+    def class_entropy(self) -> float:
+        """Of the tokens given the class."""
+        return sum(map(_nats, self.counts)) / max(self.tokens, 1)
+
+    def cross_entropy(self, seen: "TokenCounts") -> float:
+        """Of these tokens, told by the frequencies of others; each count plus one, so that none is 0."""
+        return _nats_under(self.counts.sum(0), seen.counts.sum(0)) / max(self.tokens, 1)
+
+    def class_cross_entropy(self, seen: "TokenCounts") -> float:
+        """The same class by class; of a class that was never seen, all codes are alike."""
+        costs = (_nats_under(mine, others) for mine, others in zip(self.counts, seen.counts, strict=True))
+        return sum(costs) / max(self.tokens, 1)
+
+
+def token_entropies(
+    training: TokenDataset, validation: TokenDataset | None = None, *, on_progress: Progress | None = None
+) -> TokenEntropies:
+    """One pass over the tokens of each; mirrored images do not count."""
+    sets = [training] if validation is None else [training, validation]
+    _require_same_meaning(sets)
+    classes, total, done = max(len(data.classes) for data in sets), sum(map(len, sets)), 0
+    counts = [TokenCounts.of(classes, training.encoding.codebook_size) for _ in sets]
+    for data, count in zip(sets, counts, strict=True):
+        for start in range(0, len(data), _IMAGES_AT_A_TIME):
+            items = [data[i] for i in range(start, min(start + _IMAGES_AT_A_TIME, len(data)))]
+            count.update(torch.stack([item.tokens for item in items]), [item.label for item in items])
+            done += len(items)
+            if on_progress is not None:
+                on_progress(done, total)
+    return _compared(*counts)
+
+
+def _compared(seen: TokenCounts, others: TokenCounts | None = None) -> TokenEntropies:
+    own = TokenEntropies(entropy=seen.entropy, class_entropy=seen.class_entropy, tokens=seen.tokens)
+    if others is None:
+        return own
+    return replace(
+        own,
+        cross_entropy=others.cross_entropy(seen),
+        class_cross_entropy=others.class_cross_entropy(seen),
+        validation_tokens=others.tokens,
+    )
+
+
+def _require_same_meaning(sets: list[TokenDataset]) -> None:
+    """Tokens of one tokenizer, and labels of the same classes, of which the last ones may be missing."""
+    longest = max((data.classes for data in sets), key=len)
+    for data in sets:
+        data.require_fingerprint(sets[0].encoding.fingerprint)
+        if data.classes != longest[: len(data.classes)]:
+            raise TokenError(
+                f"{data.path} has other classes than {sets[0].path}, or in another order: "
+                "encode sets whose labels mean the same."
+            )
+
+
+def _nats(counts: Int64[Tensor, " k"]) -> float:
+    """-sum n log(n / N): the entropy of the counts times their sum."""
+    n = counts.double()
+    return float(torch.special.entr(n).sum() + torch.special.xlogy(n.sum(), n.sum()))
+
+
+def _nats_under(counts: Int64[Tensor, " k"], seen: Int64[Tensor, " k"]) -> float:
+    """-sum n log q with q = (seen + 1) / (their sum + k)."""
+    q: Float64[Tensor, " k"] = (seen.double() + 1) / (seen.sum() + len(seen))
+    return float(-(counts * q.log()).sum())
