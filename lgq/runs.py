@@ -1,16 +1,22 @@
-"""Named runs: a scale and a quantizer, such as `pocket-lgq`; a variant derives from one of them.
+"""Named runs: a scale and a quantizer, such as `pocket-lgq`; a generator is a scale alone, such as `pocket`.
 
-run = replace(named_run("pocket-lgq"), codebook_size=4096)
+A variant derives from one of them:
+
+    run = replace(named_run("pocket-lgq"), codebook_size=4096)
+    run = replace(named_generator("pocket"), label_dropout=0.2)
 """
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
 from lgq.quantizers import QUANTIZERS
+from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.losses import LossWeights
 from lgq.training.recipe import TokenizerRun
+from lgq.training.schedule import Schedule
 from lgq.training.stopping import LoopSettings
 
 
@@ -58,9 +64,45 @@ RUNS = tuple(f"{scale}-{quantizer}" for scale in SCALES for quantizer in QUANTIZ
 
 def named_run(name: str) -> TokenizerRun:
     """The settings of a run, to train as they are or to derive from with `dataclasses.replace`."""
-    if name not in RUNS:
-        close = difflib.get_close_matches(name, RUNS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(RUNS)}."
-        raise ValueError(f"unknown run {name!r}: {hint}")
+    _require_known("run", name, RUNS)
     scale, _, quantizer = name.partition("-")
     return SCALES[scale](quantizer)
+
+
+def imagenet256_generator() -> GeneratorRun:
+    """The paper's generator: 256 tokens of 16,384 codes, 1,000 classes, 51.3 M parameters."""
+    return GeneratorRun(precision="bf16")
+
+
+def pocket_generator() -> GeneratorRun:
+    """The same for two CPU cores: 64 tokens of 1,024 codes, 5.2 M parameters and the classes."""
+    return replace(
+        imagenet256_generator(),
+        transformer=Transformer(layers=6, width=256, heads=4, hidden=1_024),
+        batch_size=64,
+        accumulate=1,
+        learning_rate=5e-4,
+        schedule=Schedule(warmup_steps=100),
+        precision="float32",
+        validation_images=1_000,
+        loop=LoopSettings(steps=5_000, validate_every=500, checkpoint_every=500, patience=10),
+    )
+
+
+GENERATORS: dict[str, Callable[[], GeneratorRun]] = {
+    "pocket": pocket_generator,
+    "imagenet256": imagenet256_generator,
+}
+
+
+def named_generator(name: str) -> GeneratorRun:
+    """The settings of a generator, likewise."""
+    _require_known("generator", name, GENERATORS)
+    return GENERATORS[name]()
+
+
+def _require_known(kind: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
+        raise ValueError(f"unknown {kind} {name!r}: {hint}")

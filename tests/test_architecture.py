@@ -9,7 +9,8 @@ import lgq
 
 ROOT = Path(lgq.__file__).parent
 TIERS = {
-    "checks": 0, "config": 0, "distributed": 0, "files": 0, "pretrained": 0, "results": 0, "weights": 0, "ops": 0,
+    "checks": 0, "config": 0, "distributed": 0, "files": 0, "ops": 0, "pretrained": 0, "results": 0,
+    "weights": 0,
     "quantizers": 1, "models": 1, "data": 1,
     "tokenizer": 2,
     "generator": 3,

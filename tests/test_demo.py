@@ -1,5 +1,6 @@
 """The demo, with a model so small that it learns nothing: what it leaves behind, and that it goes on."""
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -9,9 +10,13 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from lgq.demo import DemoResult, demo_run, run_demo
+from lgq.demo import DemoResult, run_demo
+from lgq.demo.generator import demo_generator
+from lgq.demo.tokenizer import demo_run
 from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
 from lgq.tokenizer import Tokenizer
+from lgq.training.generator import GeneratorTraining
 from lgq.training.journal import read_records
 from lgq.training.tokenizer import TokenizerTraining
 
@@ -23,11 +28,22 @@ TINY = replace(
     schedule=replace(demo_run().schedule, warmup_steps=1),
     loop=replace(demo_run().loop, steps=4, log_every=1, validate_every=4, checkpoint_every=4),
 )
+TINY_GENERATOR = replace(
+    demo_generator(),
+    transformer=Transformer(layers=1, width=8, heads=1, hidden=8),
+    batch_size=2,
+    schedule=replace(demo_generator().schedule, warmup_steps=1),
+    validation_images=4,
+    loop=replace(demo_generator().loop, steps=3, log_every=1, validate_every=3, checkpoint_every=3),
+)
+DIRECTORIES = {"run", "tokens", "generator"}
 PICTURES = {
     "codebook.png",
+    "inpainting.png",
     "photograph-chelsea.png",
     "photograph-rocket.png",
     "reconstructions.png",
+    "samples.png",
     "tokens.png",
     "training.png",
     "usage.png",
@@ -54,9 +70,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TokenizerTraining, "train_step", interrupted_step)
-        interrupted = run_demo(out, TINY)
+        interrupted = run_demo(out, TINY, TINY_GENERATOR)
     left = {path.name for path in out.iterdir()}
-    return Demo(out, interrupted, left, run_demo(str(out), TINY))
+    return Demo(out, interrupted, left, run_demo(str(out), TINY, TINY_GENERATOR))
 
 
 def test_an_interrupted_demo_says_so_and_draws_nothing(demo):
@@ -67,20 +83,20 @@ def test_an_interrupted_demo_says_so_and_draws_nothing(demo):
 
 
 def test_the_same_call_goes_on_to_the_end(demo):
-    assert (demo.finished.outcome.reason, demo.finished.outcome.step) == ("finished", 4)
+    assert (demo.finished.outcome.reason, demo.finished.outcome.step) == ("finished", 3)
     steps = [record["step"] for record in read_records(demo.out / "run") if record["split"] == "train"]
     assert steps == [1, 2, 3, 4]
 
 
 def test_every_picture_is_written_and_has_a_sentence(demo):
     paths = [picture.path for picture in demo.finished.pictures]
-    assert {path.name for path in demo.out.iterdir()} == PICTURES | {"run"}
+    assert {path.name for path in demo.out.iterdir()} == PICTURES | DIRECTORIES
     assert sorted(paths) == sorted(demo.out / name for name in PICTURES)
     for path, caption in demo.finished.pictures:
         with Image.open(path) as image:
             image.load()
             assert image.format == "PNG"
-            assert image.width > 500
+            assert image.width > 400
         assert caption[0].isupper()
         assert caption.endswith(".")
 
@@ -103,6 +119,28 @@ def test_values_fit_one_another_and_the_saved_weights(demo):
     assert values["parameters"] == sum(tokenizer.parameter_counts().values())
 
 
+def test_a_generator_interrupted_midway_goes_on(tmp_path):
+    plain = GeneratorTraining.train_step
+
+    def interrupted_step(self: GeneratorTraining, step: int):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GeneratorTraining, "train_step", interrupted_step)
+        interrupted = run_demo(tmp_path, TINY, TINY_GENERATOR)
+    assert (interrupted.outcome.reason, interrupted.outcome.step) == ("interrupted", 2)
+    assert interrupted.pictures == []
+    assert run_demo(tmp_path, TINY, TINY_GENERATOR).outcome.reason == "finished"
+
+
+def test_what_tokens_cost_is_that_of_the_last_validation_and_of_their_frequencies(demo):
+    (validation,) = (r["values"] for r in read_records(demo.out / "generator") if r["split"] == "validation")
+    assert demo.finished.values["nll"] == validation["nll"]
+    assert 0 < demo.finished.values["token_entropy"] < math.log(24)
+
+
 def test_the_table_shows_the_values(demo):
     table = dict(demo.finished.rows())
     assert f"{demo.finished.values['psnr']:.2f} dB" in table.values()
@@ -112,7 +150,7 @@ def test_the_table_shows_the_values(demo):
 
 def test_a_finished_demo_called_again_trains_no_more_and_draws_the_same(demo):
     before = {path: path.read_bytes() for path in demo.out.glob("*.png")}
-    again = run_demo(demo.out, TINY)
+    again = run_demo(demo.out, TINY, TINY_GENERATOR)
     assert again.outcome == demo.finished.outcome
     assert again.values == demo.finished.values
     assert {path: path.read_bytes() for path in demo.out.glob("*.png")} == before

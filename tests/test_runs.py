@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from lgq.config import from_json, to_json
+from lgq.models.maskgit import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
-from lgq.runs import RUNS, imagenet256, named_run, pocket
+from lgq.runs import GENERATORS, RUNS, imagenet256, named_generator, named_run, pocket
 from lgq.tokenizer import Tokenizer
+from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.tokenizer import TokenizerRun
 
 
@@ -62,3 +64,41 @@ def test_an_unknown_run_names_its_nearest_neighbour():
 def test_a_name_like_no_other_lists_all():
     with pytest.raises(ValueError, match=r"choose from pocket-lgq, .*imagenet256-simvq"):
         named_run("zzz")
+
+
+def generator_parameters(run: GeneratorRun, codes: int, tokens: int, classes: int) -> int:
+    with torch.device("meta"):
+        network = MaskedTransformer(codes, tokens, classes, run.transformer)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_every_scale_has_a_generator():
+    assert set(GENERATORS) == {"pocket", "imagenet256"}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_survives_json(name):
+    assert from_json(GeneratorRun, to_json(named_generator(name))) == named_generator(name)
+
+
+def test_the_generator_of_imagenet256_is_the_papers():
+    run = named_generator("imagenet256")
+    assert generator_parameters(run, 16_384, 256, 1_000) == pytest.approx(50.8e6, rel=0.02)
+    assert (run.transformer.layers, run.transformer.width) == (12, 512)
+    assert (run.batch_size, run.accumulate, run.learning_rate) == (32, 4, 1e-4)
+    assert (run.label_smoothing, run.label_dropout) == (0.1, 0.1)
+    assert (run.loop.patience, run.sampling.steps, run.sampling.schedule) == (10, 11, "cosine")
+
+
+def test_the_pocket_generator_is_small_and_otherwise_the_same():
+    run = named_generator("pocket")
+    assert 4_000_000 <= generator_parameters(run, 1_024, 64, 200) <= 6_000_000
+    assert (run.precision, run.loop.steps, run.loop.validate_every) == ("float32", 5_000, 500)
+    same = ("label_smoothing", "label_dropout", "betas", "weight_decay", "flips", "sampling", "sample_images")
+    paper = named_generator("imagenet256")
+    assert all(getattr(run, name) == getattr(paper, name) for name in same)
+
+
+def test_an_unknown_generator_names_its_nearest_neighbour():
+    with pytest.raises(ValueError, match="unknown generator 'pockt': did you mean 'pocket'"):
+        named_generator("pockt")

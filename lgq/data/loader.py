@@ -9,22 +9,20 @@ import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import count
 from math import gcd
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
-from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, random_order, render
+from lgq.data.requests import Request, Share, endless_requests, pass_requests
+from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, render
 
 UNLABELLED = -1
-_ORDER_KEY, _REPLACEMENT_KEY = 2, 3  # 1 belongs to the crops
+_REPLACEMENT_KEY = 3  # every use of `random_bits` has its own first part
 _BATCHES_AHEAD = 4
 
 _log = logging.getLogger(__name__)
@@ -45,32 +43,23 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class Loading(Share):
     """How images become batches."""
 
     image_size: int = 64
     """Side of the square images."""
-    batch_size: int = 32
-    """Images a rank gets at a time."""
-    seed: int = 0
-    """Decides the order of each epoch and every random crop."""
     crop: RandomCrop = field(default_factory=RandomCrop)
     """How training images are cut; evaluation takes the largest square in the middle."""
     workers: int = 0
     """Processes that decode ahead of the trainer; with 0 it decodes by itself."""
     pin_memory: bool = False
     """Put batches in page-locked memory, from which a GPU copies without waiting."""
-    rank: int = 0
-    """Which share of each global batch this process takes."""
-    world_size: int = 1
-    """Number of processes that share the data."""
 
     def __post_init__(self) -> None:
-        for name, least in (("image_size", 1), ("batch_size", 1), ("workers", 0), ("world_size", 1)):
+        super().__post_init__()
+        for name, least in (("image_size", 1), ("workers", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}.")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must be in [0, {self.world_size}), the world_size, got {self.rank}.")
 
 
 class ImageLoader:
@@ -88,9 +77,7 @@ class ImageLoader:
 
         In the place of a broken image comes another one, always the same, so that batches stay full.
         """
-        if start < 0:
-            raise ValueError(f"start must be 0 or the position of a batch, got {start}.")
-        return self._stream(start)
+        return self._stream(endless_requests(len(self.dataset), self.settings, start))
 
     def one_pass(self, limit: int | None = None, *, may_be_empty: bool = False) -> Iterator[Batch]:
         """Each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
@@ -101,19 +88,16 @@ class ImageLoader:
         Broken images are left out, and ranks get numbers of batches that differ by one at most:
         reduce over ranks after the pass, not in it.
         """
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1 image, got {limit}.")
-        return self._one_pass(min(limit or len(self.dataset), len(self.dataset)), may_be_empty)
+        requests = list(pass_requests(len(self.dataset), self.settings, limit))
+        return self._one_pass(requests, may_be_empty)
 
-    def _stream(self, start: int) -> Iterator[Batch]:
-        requests = _endless_requests(len(self.dataset), self.settings, start)
+    def _stream(self, requests: Iterator[Request]) -> Iterator[Batch]:
         for batch in self._load(_TrainingReader(self.dataset, self.settings), requests):
             if batch is None:
                 raise self._nothing_readable()
             yield batch
 
-    def _one_pass(self, images: int, may_be_empty: bool) -> Iterator[Batch]:
-        requests = list(_pass_requests(len(self.dataset), images, self.settings))
+    def _one_pass(self, requests: list[Request], may_be_empty: bool) -> Iterator[Batch]:
         readable = may_be_empty or not requests
         for batch in self._load(_EvaluationReader(self.dataset, self.settings), requests):
             if batch is not None:
@@ -122,7 +106,7 @@ class ImageLoader:
         if not readable:
             raise self._nothing_readable()
 
-    def _load(self, reader: "_Reader", requests: Iterable["_Request"]) -> Iterator[Batch | None]:
+    def _load(self, reader: "_Reader", requests: Iterable[Request]) -> Iterator[Batch | None]:
         loader: DataLoader[_Loaded] = DataLoader(
             reader,
             batch_size=None,
@@ -151,22 +135,6 @@ class ImageLoader:
         return DataError(f"none of {len(self.broken):,} images can be read in {some}.")
 
 
-@lru_cache(maxsize=2)  # a batch may reach into the next epoch
-def epoch_order(length: int, seed: int, epoch: int) -> Int[np.ndarray, " length"]:
-    """The order in which an epoch visits the images: a permutation that belongs to (seed, epoch)."""
-    order = random_order(length, _ORDER_KEY, seed, epoch)
-    order.setflags(write=False)
-    return order
-
-
-class _Request(NamedTuple):
-    """A batch to be read."""
-
-    epochs: list[int]
-    indices: list[int]
-    position: int
-
-
 class _Loaded(NamedTuple):
     """What a worker sends back: a batch if any image was readable, name and fault of those that were not."""
 
@@ -182,36 +150,18 @@ class _Sample:
     name: str
 
 
-def _endless_requests(length: int, settings: Loading, start: int) -> Iterator[_Request]:
-    everyone = settings.batch_size * settings.world_size
-    for first in count(start, everyone):
-        mine = first + settings.rank * settings.batch_size
-        places = [divmod(i, length) for i in range(mine, mine + settings.batch_size)]
-        indices = [epoch_order(length, settings.seed, epoch)[place].item() for epoch, place in places]
-        yield _Request([epoch for epoch, _ in places], indices, first + everyone)
-
-
-def _pass_requests(length: int, images: int, settings: Loading) -> Iterator[_Request]:
-    everyone = settings.batch_size * settings.world_size
-    for first in range(0, images, everyone):
-        mine = first + settings.rank * settings.batch_size
-        indices = [i * length // images for i in range(mine, min(mine + settings.batch_size, images))]
-        if indices:
-            yield _Request([0] * len(indices), indices, min(first + everyone, images))
-
-
 class _Reader(Dataset[_Loaded]):
     """Turns a request into a batch, in whichever process."""
 
     def __init__(self, dataset: ImageDataset, settings: Loading):
         self.dataset, self.settings = dataset, settings
 
-    def __getitem__(self, request: _Request) -> _Loaded:
+    def __getitem__(self, request: Request) -> _Loaded:
         broken: list[tuple[str, str]] = []
         samples = self.samples(request, broken)
         return _Loaded(_stack(samples, request.position) if samples else None, broken)
 
-    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
         raise NotImplementedError
 
     def read(
@@ -228,13 +178,13 @@ class _Reader(Dataset[_Loaded]):
 
 
 class _EvaluationReader(_Reader):
-    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
         tried = (self.read(index, centre_crop, broken) for index in request.indices)
         return [sample for sample in tried if sample is not None]
 
 
 class _TrainingReader(_Reader):
-    def samples(self, request: _Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
         samples = []
         for epoch, index in zip(request.epochs, request.indices, strict=True):
             sample = self._first_readable(epoch, index, broken)

@@ -43,21 +43,25 @@ class Tile(NamedTuple):
     side: int
 
     @property
+    def subject(self) -> str:
+        """What is on the photograph; the motorcycle is on two."""
+        return Path(self.photograph).stem.removesuffix("_left").removesuffix("_right").replace("_", " ")
+
+    @property
     def name(self) -> str:
         """For people and for files, such as `coffee/side100-x150-y050.png`."""
         return f"{Path(self.photograph).stem}/side{self.side:03d}-x{self.left:03d}-y{self.top:03d}.png"
 
 
 class SampleDataset:
-    """Tiles of the embedded photographs of one side of the split, unlabelled."""
-
-    classes: tuple[str, ...] = ()
+    """Tiles of the embedded photographs of one side of the split; what is on the photograph is the class."""
 
     def __init__(self, split: str = "train"):
         if split not in PHOTOGRAPHS:
             raise DataError(f"there is sample:train and sample:held-out, and no sample:{split}.")
         self.split = split
         self.tiles = tuple(tile for photograph in PHOTOGRAPHS[split] for tile in _tiles(photograph))
+        self.classes = tuple(dict.fromkeys(tile.subject for tile in self.tiles))
 
     def __repr__(self) -> str:
         return f"SampleDataset({self.split!r})"
@@ -67,7 +71,7 @@ class SampleDataset:
 
     def __getitem__(self, index: int) -> EncodedImage:
         tile = self.tiles[index]
-        return EncodedImage(_encode(tile), None, tile.name)
+        return EncodedImage(_encode(tile), self.classes.index(tile.subject), tile.name)
 
 
 def _tiles(photograph: str) -> list[Tile]:

@@ -7,6 +7,7 @@ b = images, h w = height and width in pixels.
     decode_tokens(tokenizer, "tokens", "pictures")
     reconstruct_images(tokenizer, ["cat.jpg", "dog.png"], "side-by-side")
 
+Beside the tokens is their tokenizer, in tokens/tokenizer/, so that what learns from them can decode them.
 Encoding and decoding go on where a killed process stopped. Under torchrun, each process takes a share.
 """
 
@@ -26,16 +27,20 @@ from torch import Tensor
 from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
 from lgq.data.loader import Batch, ImageLoader, Loading
 from lgq.data.subset import Subset
-from lgq.data.token_format import Encoding, TokenError
+from lgq.data.token_format import AGAIN, Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter, write_whole
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png, to_tensor
 from lgq.distributed import rank, world_size
 from lgq.evaluation.reconstruction import psnr
+from lgq.files import replace_directory
 from lgq.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
 """Called with the images done and the images to do, of this process."""
+
+TOKENIZER = "tokenizer"
+"""Directory of the tokenizer within that of its tokens."""
 
 _DECODED_FROM = "decoded-from.json"
 
@@ -84,6 +89,10 @@ def encode_dataset(
     encoding = _plan(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
     loading = Loading(image_size=image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
+    # Shards come after their tokenizer: where there is one, the directory beside it is its own.
+    if rank() == 0 and not (writer.written and Path(out, TOKENIZER).is_dir()):
+        _leave_tokenizer(tokenizer, Path(out, TOKENIZER))
+    _wait_for_all()
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
     parts = {shard: _part(dataset, shard, shard_size) for shard in mine}
@@ -104,6 +113,19 @@ def encode_dataset(
         writer.finish()
     _wait_for_all()
     return TokenDataset(out)
+
+
+def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
+    """The tokenizer that `encode_dataset` left beside its tokens; in eval mode, on the CPU."""
+    folder = tokens.path / TOKENIZER
+    if not folder.is_dir():
+        raise TokenError(
+            f"{tokens.path} holds no {TOKENIZER}/, by which its tokens can be decoded: {AGAIN}, or name the "
+            "tokenizer yourself."
+        )
+    tokenizer = Tokenizer.from_pretrained(folder)
+    tokens.require_fingerprint(tokenizer.fingerprint())
+    return tokenizer
 
 
 def decode_tokens(
@@ -199,6 +221,17 @@ def _plan(
         source_images=len(dataset),
         shard_size=shard_size,
     )
+
+
+def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    try:
+        with replace_directory(folder) as directory:
+            tokenizer.save_pretrained(directory)
+    except OSError as error:
+        raise TokenError(
+            f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you may "
+            "write to."
+        ) from error
 
 
 def _encode(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:

@@ -5,16 +5,21 @@ image goes forward, and the tensors that autograd saves are added up; a batch ke
 Left out are passing buffers, the data loader, and what torch itself takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from lgq.data.tokens import TokenDataset
 from lgq.models.lpips import LPIPS
+from lgq.models.masking import masked_loss
+from lgq.tokenizer import Tokenizer
+from lgq.training.generator import build_generator
+from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.networks import build_networks
-from lgq.training.recipe import TokenizerRun
+from lgq.training.recipe import TokenizerRun, TrainingRun
 
 _FLOAT32 = 4
 
@@ -37,30 +42,58 @@ def footprint(run: TokenizerRun) -> Footprint:
     parameters = tokenizer.parameter_counts()
     if discriminator is not None:
         parameters["discriminator"] = _count(discriminator.parameters())
-    learned = _FLOAT32 * sum(parameters.values())
-    running = _FLOAT32 * _count(tokenizer.buffers())
-    sizes = {"weights": learned + running, "gradients": learned, "optimizer": 2 * learned}
-    if run.average_decay is not None:
-        sizes["average"] = _FLOAT32 * _count(tokenizer.parameters())
+    sizes = _learning(run, parameters, tokenizer)
     if perceptual is not None:
         sizes["LPIPS"] = _FLOAT32 * _count(perceptual.buffers())
-    sizes["activations"] = _kept(run, tokenizer, discriminator, perceptual)
-    return Footprint(parameters=parameters, bytes=sizes)
-
-
-def _kept(
-    run: TokenizerRun, tokenizer: nn.Module, discriminator: nn.Module | None, perceptual: nn.Module | None
-) -> int:
-    """Bytes that a batch leaves behind for its backward pass."""
     image = torch.zeros(1, 3, run.image_size, run.image_size)
-    networks = [network for network in (tokenizer, discriminator, perceptual) if network is not None]
-    weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
-    with run.autocast("cpu"), _saved_tensors() as saved:
+
+    def forward() -> None:
         reconstruction = tokenizer(image).reconstruction
         if perceptual is not None:
             perceptual(reconstruction, image)
         if discriminator is not None:
             discriminator(reconstruction)
+
+    networks = [network for network in (tokenizer, discriminator, perceptual) if network is not None]
+    sizes["activations"] = _kept(run, networks, forward)
+    return Footprint(parameters=parameters, bytes=sizes)
+
+
+def generator_footprint(run: GeneratorRun, tokens: TokenDataset, tokenizer: Tokenizer) -> Footprint:
+    """With every token of the image hidden, which is the most that training ever asks for."""
+    transformer = build_generator(run, tokens, tokenizer).transformer
+    parameters = {"transformer": _count(transformer.parameters())}
+    sizes = _learning(run, parameters, transformer)
+    sizes["tokenizer"] = _FLOAT32 * (_count(tokenizer.parameters()) + _count(tokenizer.buffers()))
+    hidden = torch.ones(1, transformer.length, dtype=torch.bool)
+    blank = torch.full((1, transformer.length), transformer.mask_token)
+    label = torch.zeros(1, dtype=torch.int64)
+
+    def forward() -> None:
+        masked_loss(transformer(blank, label, hidden), torch.zeros(transformer.length, dtype=torch.int64))
+
+    sizes["activations"] = _kept(run, [transformer], forward)
+    return Footprint(parameters=parameters, bytes=sizes)
+
+
+def _learning(run: TrainingRun, parameters: dict[str, int], averaged: nn.Module) -> dict[str, int]:
+    """Bytes of what learns, and of all that goes with it.
+
+    averaged: the network of which there is an average, if any.
+    """
+    learned = _FLOAT32 * sum(parameters.values())
+    running = _FLOAT32 * _count(averaged.buffers())
+    sizes = {"weights": learned + running, "gradients": learned, "optimizer": 2 * learned}
+    if run.average_decay is not None:
+        sizes["average"] = _FLOAT32 * _count(averaged.parameters())
+    return sizes
+
+
+def _kept(run: TrainingRun, networks: Sequence[nn.Module], forward: Callable[[], object]) -> int:
+    """Bytes that a batch leaves behind for its backward pass, by those of one image."""
+    weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
+    with run.autocast("cpu"), _saved_tensors() as saved:
+        forward()
     sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
     return run.batch_size * sum(size for place, size in sizes.items() if place not in weights)
 

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
-SHOWN = {"loss": "loss {:.4f}", "psnr": "{:.2f} dB", "utilization": "{:.1%} used"}
+SHOWN = {
+    "loss": "loss {:.4f}",
+    "nll": "NLL {:.3f}",
+    "psnr": "{:.2f} dB",
+    "utilization": "{:.1%} used",
+}
 """Values that the bar shows, with how."""
 
 

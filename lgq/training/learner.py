@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.distributed import sum_over_ranks, world_size
-from lgq.training.recipe import TokenizerRun
+from lgq.training.recipe import TrainingRun
 
 
 class Learner:
     """A module's parameters with their optimizer, and the scale that keeps fp16 gradients from vanishing."""
 
-    def __init__(self, module: nn.Module, run: TokenizerRun, device: torch.device):
+    def __init__(self, module: nn.Module, run: TrainingRun, device: torch.device):
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self.parameters, lr=run.learning_rate, betas=run.betas, weight_decay=run.weight_decay

@@ -1,9 +1,11 @@
 """May this run go on in that directory? It must be asked for, and its settings must be those of its start."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lgq.checks import require_one_of
+from lgq.models.sampling import Sampling
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.directory import CHECKPOINTS, CONFIG, ENVIRONMENT, RunError
 
@@ -11,7 +13,8 @@ Resume = Literal["auto", "never", "must"]
 """`auto` continues the run in a directory, if any; `never` refuses one with a run, `must` one without."""
 
 FREE_FIELDS = frozenset(
-    {"workers", "data.source", "validation_data.source"}
+    {"workers", "data.source", "validation_data.source", "tokens.source", "validation_tokens.source"}
+    | {"sample_images", *(f"sampling.{field.name}" for field in fields(Sampling))}
     | {f"loop.{name}" for name in ("epochs", "log_every", "checkpoint_every", "keep", "patience", "minutes")}
     | {"loop.wandb"}
 )

@@ -9,7 +9,7 @@ the same crops in the same order.
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from torch import Tensor
 from lgq.config import to_json
 from lgq.data import Batch, ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, world_size
-from lgq.files import make_directory, replace_file
 from lgq.quantizers import Quantized
 from lgq.tokenizer import Tokenized, Tokenizer
-from lgq.training.directory import disk_errors_named
+from lgq.training.common import averaged, describe_data, mean_terms, save_picture
 from lgq.training.ema import WeightAverage
 from lgq.training.learner import Learner
 from lgq.training.loop import run_loop
@@ -39,8 +38,6 @@ from lgq.training.trainee import NonFiniteError
 from lgq.training.validation import grid_png, measure
 
 __all__ = ["Precision", "TokenizerRun", "TokenizerTraining", "grid_png", "train_tokenizer"]
-
-IMAGES = "images"
 
 _log = logging.getLogger(__name__)
 
@@ -104,20 +101,17 @@ class TokenizerTraining:
     def config(self) -> dict[str, Any]:
         options = {"quantizer_options": self.tokenizer.settings["quantizer_options"], "best_by": self.score}
         loaders = {"data": self._loader, "validation_data": self._validation_loader}
-        sources = {
-            name: {"source": repr(loader.dataset), "images": len(loader.dataset)}
-            for name, loader in loaders.items()
-        }
+        sources = {name: describe_data(loader.dataset) for name, loader in loaders.items()}
         return to_json(self.run) | options | sources
 
     def train_step(self, step: int) -> dict[str, Tensor]:
         steps = self.run.loop.steps
-        rate = self.run.learning_rate * self.run.schedule.multiplier(step, steps)
+        rate = self.run.rate(step)
         self.tokenizer.anneal(step / max(1, steps - 1))
         self.tokenizer.train()
         self._names.clear()
         batches = range(1, self.run.accumulate + 1)
-        terms = _mean([self._backward(step, last=i == self.run.accumulate) for i in batches])
+        terms = mean_terms([self._backward(step, last=i == self.run.accumulate) for i in batches])
         terms["gradient"] = self._learner.step(rate)
         if self._critic is not None and self._objective.adversarial(step):
             self._critic.average_gradients()
@@ -168,16 +162,14 @@ class TokenizerTraining:
         batches = self._validation_loader.one_pass(limit, may_be_empty=world_size() > 1)
         numbered = ((self._placed(batch.images), batch.indices) for batch in batches)
         self.tokenizer.eval()
-        with self._averaged():
+        with averaged(self.tokenizer, self._average):
             values, grid = measure(self.tokenizer, numbered, self._judges, images=limit)
         if rank() == 0 and grid is not None:
-            with disk_errors_named(self.out):
-                make_directory(self.out / IMAGES)
-                replace_file(self.out / IMAGES / f"step-{step:06d}.png", grid)
+            save_picture(self.out, step, grid)
         return values
 
     def save_pretrained(self, directory: Path) -> None:
-        with self._averaged():
+        with averaged(self.tokenizer, self._average):
             self.tokenizer.save_pretrained(directory)
 
     def describe_batch(self) -> list[str]:
@@ -218,9 +210,6 @@ class TokenizerTraining:
     def _placed(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
         return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        return self._average.applied_to(self.tokenizer) if self._average else nullcontext()
-
 
 def _quantizer_terms(quantized: Quantized) -> dict[str, Tensor]:
     return {f"quantizer/{name}": term for name, term in quantized.terms.items()}
@@ -231,7 +220,3 @@ def _temperature(tokenizer: Tokenizer) -> dict[str, Tensor]:
     buffers = (buffer for name, buffer in tokenizer.quantizer.named_buffers() if name.endswith("tau"))
     tau = next(buffers, None)
     return {} if tau is None else {"tau": tau.detach().clone()}
-
-
-def _mean(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}

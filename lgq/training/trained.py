@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lgq.config import ConfigError
-from lgq.pretrained import WEIGHTS
+from lgq.generator import MaskGIT
+from lgq.pretrained import WEIGHTS, find_file
 from lgq.tokenizer import Tokenizer
 from lgq.training.directory import BEST, CONFIG, LAST, RunError
 
 Which = Literal["best", "last"]
+Kind = Literal["tokenizer", "generator"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +23,24 @@ def trained_tokenizer(run: str | Path, which: Which = "best") -> Tokenizer:
     which: the weights of the best validation, or those of the last checkpoint. A run that was not
         validated yet has the last ones alone.
     """
+    _require_kind(run, "tokenizer")
     return Tokenizer.from_pretrained(trained_weights(run, which))
 
 
+def trained_generator(run: str | Path, which: Which = "best") -> MaskGIT:
+    """The generator of a run directory, likewise."""
+    _require_kind(run, "generator")
+    return MaskGIT.from_pretrained(trained_weights(run, which))
+
+
+def kind_of(source: str | Path) -> Kind:
+    """What a run directory trains, or what `save_pretrained` wrote into a directory, or is on the Hub."""
+    file = find_file(source, CONFIG, {})
+    return "generator" if "transformer" in _read(file) else "tokenizer"
+
+
 def trained_weights(run: str | Path, which: Which = "best") -> str | Path:
-    """The directory, or the name on the Hub, that `trained_tokenizer` loads."""
+    """The directory, or the name on the Hub, that `trained_tokenizer` and `trained_generator` load."""
     folder = Path(run)
     if not _is_run(folder):
         return run
@@ -45,7 +60,8 @@ def trained_settings(run: str | Path) -> dict[str, Any] | None:
 
 
 def chosen_image_size(run: str | Path, given: int | None) -> int:
-    """The side of images that a user gives, else that of the images that a run was trained on."""
+    """The side of images that a user gives, else that of the images that a tokenizer's run was trained on."""
+    _require_kind(run, "tokenizer")
     if given is not None:
         return given
     settings = trained_settings(run)
@@ -59,10 +75,34 @@ def _is_run(folder: Path) -> bool:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG
+    settings = _read(folder / CONFIG)
     try:
-        settings: dict[str, Any] = json.loads(file.read_bytes())
         int(settings["image_size"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged, or of no tokenizer's run: copy it again.") from error
+        raise _damaged(folder / CONFIG) from error
     return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise _damaged(file) from error
+    if not isinstance(settings, dict):
+        raise _damaged(file)
+    return settings
+
+
+def _damaged(file: Path) -> ConfigError:
+    return ConfigError(f"{file} is damaged, or of no run: copy it again.")
+
+
+def _require_kind(source: str | Path, expected: Kind) -> None:
+    # What is on the Hub says so when it is loaded, and a directory without settings likewise.
+    if (Path(source) / CONFIG).is_file() and kind_of(source) != expected:
+        found = kind_of(source)
+        way_out = {
+            "tokenizer": "give the one that made its tokens, such as the tokenizer/ beside its weights",
+            "generator": "give what `lgq train-generator` made of its tokens",
+        }
+        raise RunError(f"{source} is a {found}, and this needs a {expected}: {way_out[expected]}.")

@@ -18,7 +18,8 @@ from PIL import Image
 
 from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, EncodedImage, StoredImage
-from lgq.data.loader import ImageLoader, Loading, _candidates, _TrainingReader, epoch_order
+from lgq.data.loader import ImageLoader, Loading, _candidates, _TrainingReader
+from lgq.data.requests import epoch_order
 from lgq.data.sample import SampleDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
 

@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ def test_tiles_decode_offline_to_small_colour_squares(split, monkeypatch):
         data, label, name = dataset[i]
         height, width, _ = decode(data, name).shape
         assert 32 < height == width <= TILE_SIDE
-        assert label is None
+        assert Path(name).parts[0].startswith(dataset.classes[label].split()[0])
 
 
 def test_all_nine_photographs_are_used_and_none_on_both_sides():
@@ -57,8 +58,10 @@ def test_items_are_the_same_bytes_every_time():
     assert SampleDataset()[5] == SampleDataset("train")[5] == pickle.loads(pickle.dumps(SampleDataset()))[5]
 
 
-def test_the_photographs_are_unlabelled():
-    assert SampleDataset().classes == ()
+def test_classes_are_what_is_on_the_photographs():
+    subjects = ("astronaut", "coffee", "motorcycle", "retina", "hubble deep field", "ihc")
+    assert SampleDataset().classes == subjects
+    assert SampleDataset("held-out").classes == ("chelsea", "rocket")
 
 
 def test_an_unknown_split_names_those_that_exist():

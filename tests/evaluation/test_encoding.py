@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lgq.data import DataError, FolderDataset, open_dataset, to_tensor
 from lgq.data.token_format import HEADER, Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.encoding import decode_tokens, encode_dataset, reconstruct_images
+from lgq.evaluation.encoding import decode_tokens, encode_dataset, reconstruct_images, tokenizer_of
 from lgq.models.autoencoder import Backbone
 from lgq.tokenizer import Tokenizer
 
@@ -176,8 +177,13 @@ def run_until_killed(task: Any, call: str, at: int, monkeypatch: pytest.MonkeyPa
             task()
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("at", range(4))
+# The tokenizer comes first: its weights are written, then the directory; three shards follow, and the header.
+TOKENIZER_WRITES = {"fsync": 4, "replace": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "at"), [(call, i) for call, n in TOKENIZER_WRITES.items() for i in range(n + 4)]
+)
 def test_a_killed_encoding_goes_on_to_the_same_bytes(
     tmp_path, photos, tokenizer, encoded, monkeypatch, call, at
 ):
@@ -187,7 +193,8 @@ def test_a_killed_encoding_goes_on_to_the_same_bytes(
     steps: list[tuple[int, int]] = []
     encode(tokenizer, photos, tmp_path, on_progress=lambda *step: steps.append(step))
     assert contents(tmp_path) == contents(encoded)
-    assert all(done > 3 * at for done, _ in steps), "whole shards were encoded again"
+    shards = max(0, at - TOKENIZER_WRITES[call])
+    assert all(done > 3 * shards for done, _ in steps), "whole shards were encoded again"
 
 
 def test_an_encoding_killed_within_a_shard_goes_on_to_the_same_bytes(tmp_path, photos, tokenizer, encoded):
@@ -229,6 +236,35 @@ def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monk
     monkeypatch.setattr(Tokenizer, "encode", None)
     encode(tokenizer, photos, tmp_path)
     assert contents(tmp_path) == before
+
+
+def test_the_tokenizer_lies_beside_its_tokens(encoded, tokenizer):
+    beside = tokenizer_of(TokenDataset(encoded))
+    assert beside.fingerprint() == tokenizer.fingerprint() == TokenDataset(encoded).encoding.fingerprint
+
+
+def test_a_tokenizer_that_never_came_to_a_shard_gives_way(tmp_path, photos, tokenizer, encoded, monkeypatch):
+    first_shard = TOKENIZER_WRITES["fsync"]
+    run_until_killed(lambda: encode(build(seed=1), photos, tmp_path), "fsync", first_shard, monkeypatch)
+    assert Tokenizer.from_pretrained(tmp_path / "tokenizer").fingerprint() == build(seed=1).fingerprint()
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == contents(encoded)
+
+
+def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, photos, tokenizer, encoded):
+    encode(tokenizer, photos, tmp_path)
+    shutil.rmtree(tmp_path / "tokenizer")
+    with pytest.raises(TokenError, match=r"holds no tokenizer/.*encode again"):
+        tokenizer_of(TokenDataset(tmp_path))
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == contents(encoded)
+
+
+def test_another_tokenizer_beside_tokens_is_refused(tmp_path, photos, tokenizer):
+    dataset = encode(tokenizer, photos, tmp_path)
+    build(seed=1).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(TokenError, match="holds tokens of tokenizer"):
+        tokenizer_of(dataset)
 
 
 def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):

@@ -1,15 +1,10 @@
-"""The demo: train a pocket LGQ tokenizer (Altun et al. 2026) on photographs that come along, and show it.
+"""The demo's first part: a pocket LGQ tokenizer (Altun et al. 2026) on photographs that come along, shown.
 
 b = images, s = their side in pixels, t = tokens along it, k = codes.
-
-    result = run_demo("demo")       # minutes on two CPU cores; after Ctrl-C the same call goes on
-    for name, value in result.rows():
-        print(name, value)
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,9 +22,9 @@ from lgq.data import (
     to_tensor,
 )
 from lgq.data.sample import PHOTOGRAPHS, Tile, photograph_pixels
+from lgq.demo.drawing import Drawing
 from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.reconstruction import ReconstructionQuality, psnr
-from lgq.files import replace_file
 from lgq.models.autoencoder import Backbone
 from lgq.report import pictures, plots
 from lgq.report.pictures import Panel
@@ -38,49 +33,12 @@ from lgq.tokenizer import Tokenizer
 from lgq.training.journal import read_records
 from lgq.training.recipe import TokenizerRun
 from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings, Outcome
-from lgq.training.tokenizer import train_tokenizer
+from lgq.training.stopping import LoopSettings
 from lgq.training.trained import trained_tokenizer
 
-RUN = "run"
-"""The run directory within the demo's."""
-
-_ROWS = {
-    "psnr": ("PSNR of held-out photographs", "{:.2f} dB"),
-    "ssim": ("SSIM of held-out photographs", "{:.3f}"),
-    "utilization": ("codes in use, training and held-out", "{:.1%}"),
-    "perplexity": ("perplexity of the codes", "{:,.0f}"),
-    "codes": ("codes", "{:,.0f}"),
-    "tokens": ("tokens an image", "{:,.0f}"),
-    "parameters": ("parameters", "{:,.0f}"),
-}
 _BATCH = 64
 _GRID_COLUMNS, _GRID_SCALE = 8, 5
 _MAP_TOKENS, _MAP_SCALE = 16, 8
-
-
-class DemoPicture(NamedTuple):
-    """A file to look at, with a sentence about what it shows."""
-
-    path: Path
-    caption: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoResult:
-    """What the demo leaves behind; without values and pictures where it was interrupted."""
-
-    outcome: Outcome
-    """How the training ended."""
-    values: dict[str, float]
-    """Quality on held-out photographs, use of the codes on these and on the training images, sizes."""
-    pictures: list[DemoPicture]
-    seconds: float
-    """Time of this call, which is the last part of a demo that was interrupted."""
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The values as a table to print: what, and how much."""
-        return [(name, form.format(self.values[key])) for key, (name, form) in _ROWS.items() if self.values]
 
 
 def demo_run() -> TokenizerRun:
@@ -106,40 +64,22 @@ def demo_run() -> TokenizerRun:
     )
 
 
-def run_demo(out: str | Path = "demo", run: TokenizerRun | None = None) -> DemoResult:
-    """Train, evaluate on held-out photographs, draw; the same call goes on where one was stopped.
+def show_tokenizer(folder: Path, image_size: int) -> tuple[dict[str, float], list[Drawing]]:
+    """Quality on held-out photographs, use of the codes on these and on the training images, sizes; drawn.
 
-    run: settings in the place of `demo_run()`.
+    folder: of the run.
     """
-    began, out, run = time.monotonic(), Path(out), run or demo_run()
-    train, held_out = SampleDataset("train"), SampleDataset("held-out")
-    outcome = train_tokenizer(run, train, held_out, out / RUN)
-    if outcome.reason == "interrupted":
-        return DemoResult(outcome=outcome, values={}, pictures=[], seconds=time.monotonic() - began)
     # The last weights, not the best ones: held-out photographs must not choose what they judge.
-    tokenizer = trained_tokenizer(out / RUN, "last")
-    seen, unseen = (_reconstruct(tokenizer, data, run.image_size) for data in (train, held_out))
+    tokenizer = trained_tokenizer(folder, "last")
+    seen, unseen = (
+        _reconstruct(tokenizer, SampleDataset(split), image_size) for split in ("train", "held-out")
+    )
     usage = _count(tokenizer, seen, unseen)
-    curves = _Drawing(
-        "training.png", "The training, step by step.", plots.training_curves(read_records(out / RUN))
+    curves = Drawing(
+        "training.png", "The training, step by step.", plots.training_curves(read_records(folder))
     )
     drawings = [*_draw_quality(tokenizer, unseen), *_draw_codes(tokenizer, (seen, unseen), usage), curves]
-    return DemoResult(
-        outcome=outcome,
-        values=_measure(tokenizer, unseen, usage),
-        pictures=[drawing.write(out) for drawing in drawings],
-        seconds=time.monotonic() - began,
-    )
-
-
-class _Drawing(NamedTuple):
-    name: str
-    caption: str
-    content: bytes
-
-    def write(self, folder: Path) -> DemoPicture:
-        replace_file(folder / self.name, self.content)
-        return DemoPicture(folder / self.name, self.caption)
+    return _measure(tokenizer, unseen, usage), drawings
 
 
 class _Reconstructed(NamedTuple):
@@ -176,33 +116,31 @@ def _measure(tokenizer: Tokenizer, unseen: _Reconstructed, usage: CodeUsage) -> 
     return quality.summary() | usage.summary() | sizes
 
 
-def _draw_quality(tokenizer: Tokenizer, unseen: _Reconstructed) -> Iterator[_Drawing]:
-    yield _Drawing(
+def _draw_quality(tokenizer: Tokenizer, unseen: _Reconstructed) -> Iterator[Drawing]:
+    yield Drawing(
         "reconstructions.png", "Held-out photographs, and what their tokens decode to.", _grid(unseen)
     )
     for name in PHOTOGRAPHS["held-out"]:
         title = Path(name).stem
         caption = f"A whole held-out photograph, {title}, beside what its tokens decode to."
-        yield _Drawing(f"photograph-{title}.png", caption, _whole(tokenizer, name))
+        yield Drawing(f"photograph-{title}.png", caption, _whole(tokenizer, name))
 
 
-def _draw_codes(
-    tokenizer: Tokenizer, parts: Sequence[_Reconstructed], usage: CodeUsage
-) -> Iterator[_Drawing]:
+def _draw_codes(tokenizer: Tokenizer, parts: Sequence[_Reconstructed], usage: CodeUsage) -> Iterator[Drawing]:
     decoded, tokens = (torch.cat([getattr(part, name) for part in parts]) for name in ("decoded", "tokens"))
     patches = pictures.mean_patches(decoded, tokens, tokenizer.codebook_size)
-    yield _Drawing(
+    yield Drawing(
         "tokens.png",
         "A held-out photograph as its tokens: the index of each, on the mean colour of its code.",
         _token_map(tokenizer, patches.mean((2, 3))),
     )
     summary = f"{len(patches):,} codes, {usage.utilization:.1%} in use; each as the mean of its places"
-    yield _Drawing(
+    yield Drawing(
         "codebook.png",
         "What each code stands for: the mean of all patches with that token, from dark to bright.",
         pictures.codebook_grid(patches, usage.counts, caption=summary),
     )
-    yield _Drawing(
+    yield Drawing(
         "usage.png",
         "How often each code occurs, over training and held-out images.",
         plots.usage_histogram(usage.counts),

@@ -1,0 +1,80 @@
+"""Batches of tokens whose order and content belong to (seed, epoch, position) alone.
+
+b = images, n = tokens of an image, row by row and, where there are several, stage by stage.
+
+They are to token shards what `lgq.data.loader` is to images, without processes of its own: shards
+are mapped into memory, and a batch costs little more than the copy of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from lgq.data.requests import Request, Share, endless_requests, pass_requests
+from lgq.data.token_format import UNLABELLED
+from lgq.data.tokens import TokenDataset
+from lgq.data.transforms import random_bits
+
+_FLIP_KEY = 6  # every use of `random_bits` has its own first part
+
+
+class TokenBatch(NamedTuple):
+    """Tokens of the images of one rank, with where they come from."""
+
+    tokens: Int64[Tensor, "b n"]
+    labels: Int64[Tensor, " b"]
+    """-1 where an image has none; 0 throughout a data set without classes, which is one class."""
+    indices: Int64[Tensor, " b"]
+    """Of the images in their data set."""
+    names: list[str]
+    position: int
+    """Images taken over all ranks up to and with this batch: where `stream` goes on after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLoading(Share):
+    """How tokens become batches."""
+
+    flips: bool = True
+    """Whether `stream` takes every other image mirrored, at random, where the data has these."""
+
+
+class TokenLoader:
+    """Reads token shards for training (`stream`) or evaluation (`one_pass`)."""
+
+    def __init__(self, dataset: TokenDataset, settings: TokenLoading):
+        self.dataset, self.settings = dataset, settings
+        self._flips = settings.flips and dataset.encoding.flips
+        self._unlabelled = UNLABELLED if dataset.classes else 0
+
+    def stream(self, start: int = 0) -> Iterator[TokenBatch]:
+        """Endless, shuffled batches from position `start`, which is 0 or some batch's `position`."""
+        requests = endless_requests(len(self.dataset), self.settings, start)
+        return (self._read(request, flips=self._flips) for request in requests)
+
+    def one_pass(self, limit: int | None = None) -> Iterator[TokenBatch]:
+        """Each image once, in order, as it is; at most `limit` of them, evenly spread.
+
+        Ranks get numbers of batches that differ by one at most: reduce over ranks after the pass.
+        """
+        requests = pass_requests(len(self.dataset), self.settings, limit)
+        return (self._read(request, flips=False) for request in requests)
+
+    def _read(self, request: Request, *, flips: bool) -> TokenBatch:
+        items = [self.dataset[index] for index in request.indices]
+        tokens = [item.tokens for item in items]
+        for place, visit in enumerate(zip(request.epochs, request.indices, strict=True)):
+            if flips and random_bits(_FLIP_KEY, self.settings.seed, *visit) & 1:
+                tokens[place] = self.dataset.flipped(request.indices[place])
+        labels = [self._unlabelled if item.label is None else item.label for item in items]
+        return TokenBatch(
+            tokens=torch.stack(tokens).flatten(1),
+            labels=torch.tensor(labels),
+            indices=torch.tensor(request.indices),
+            names=[item.name for item in items],
+            position=request.position,
+        )

@@ -1,0 +1,78 @@
+"""The demo's second part: a small MaskGIT (Chang et al. 2022) on the tokens of the first, and its pictures."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lgq.data import ImageLoader, Loading, SampleDataset
+from lgq.data.tokens import TokenDataset
+from lgq.demo.drawing import Drawing
+from lgq.evaluation.inpainting import box_mask, inpaint_image
+from lgq.evaluation.token_entropy import token_entropies
+from lgq.generator import MaskGIT
+from lgq.models.maskgit import Transformer
+from lgq.models.sampling import Sampling
+from lgq.report.samples import draw_samples, inpainting_strip, sample_grid
+from lgq.runs import named_generator
+from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.journal import read_records
+from lgq.training.schedule import Schedule
+from lgq.training.stopping import LoopSettings
+from lgq.training.trained import trained_generator
+
+_EACH, _RESULTS = 8, 4
+_SAMPLING = Sampling(steps=11, choice_temperature=2.0)
+
+
+def demo_generator() -> GeneratorRun:
+    """The pocket scale, smaller still; few images, so that they are seen often."""
+    return replace(
+        named_generator("pocket"),
+        transformer=Transformer(layers=4, width=192, heads=4, hidden=768),
+        batch_size=32,
+        learning_rate=2e-3,
+        schedule=Schedule(kind="cosine", warmup_steps=50),
+        sample_images=0,
+        loop=LoopSettings(steps=500, log_every=20, validate_every=250, checkpoint_every=100, keep=1),
+    )
+
+
+def show_generator(folder: Path, tokens: Path) -> tuple[dict[str, float], list[Drawing]]:
+    """How well it knows tokens that are hidden from it, and images that it draws and fills in.
+
+    folder: of the run.
+    tokens: directory of those that it was trained on.
+    """
+    generator = trained_generator(folder, "last")
+    validations = [record["values"] for record in read_records(folder) if record["split"] == "validation"]
+    values = {
+        "nll": validations[-1]["nll"],
+        "token_entropy": token_entropies(TokenDataset(tokens)).class_entropy,
+    }
+    return values, [_samples(generator), _inpainting(generator)]
+
+
+def _samples(generator: MaskGIT) -> Drawing:
+    classes = [number for number in range(len(generator.classes)) for _ in range(_EACH)]
+    images = torch.cat(list(draw_samples(generator, classes, _SAMPLING)))
+    caption = f"Drawn by the generator in {_SAMPLING.steps} steps, {_EACH} of each photograph, none left out"
+    return Drawing(
+        "samples.png",
+        "New images, drawn token by token as parts of one photograph or another.",
+        sample_grid(images, classes, generator.classes, caption=caption, columns=_EACH, scale=3),
+    )
+
+
+def _inpainting(generator: MaskGIT) -> Drawing:
+    """Of the first photograph, all of it: the right half."""
+    side, data = generator.image_size, SampleDataset("train")
+    first = next(ImageLoader(data, Loading(image_size=side, batch_size=1)).one_pass())
+    mask = box_mask((side // 2, 0, side, side), side)
+    label = int(first.labels[0])
+    drawn = inpaint_image(generator, first.images[0], mask, _SAMPLING, label=label, count=_RESULTS)
+    return Drawing(
+        "inpainting.png",
+        "A training photograph, whose right half the generator draws anew from the left one.",
+        inpainting_strip(first.images[0], drawn.mask, drawn.images, name=generator.classes[label]),
+    )

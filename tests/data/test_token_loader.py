@@ -1,0 +1,191 @@
+"""The stream of tokens depends on (seed, epoch, position), not on ranks, batches or restarts."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_sets import write_tokens
+
+from lgq.data.requests import epoch_order
+from lgq.data.token_loader import TokenLoader, TokenLoading
+
+TEN = list(range(10))
+SMALL = TokenLoading(batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tokens")
+
+
+def distinct(images, *, flips=True, **options):
+    """Image i holds 6i .. 6i + 5, and mirrored the same backwards: any mistake shows in the numbers."""
+
+    def build(folder):
+        tokens = torch.arange(6 * images).view(images, 2, 3)
+        mirrored = tokens.flip(1, 2) if flips else None
+        shape = {"codebook_size": 6 * images, "shard_size": 4, "flipped": mirrored}
+        return write_tokens(folder, tokens, **(shape | options))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def ten(folder):
+    labels = [i % 3 - 1 for i in range(10)]
+    return distinct(10, labels=labels, classes=("a", "b"))(folder / "ten")
+
+
+def stream(dataset, settings=SMALL, *, batches, start=0):
+    return list(islice(TokenLoader(dataset, settings).stream(start), batches))
+
+
+def indices(batches):
+    return [index for batch in batches for index in batch.indices.tolist()]
+
+
+def assert_same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        for name in ("tokens", "labels", "indices"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+        assert (a.names, a.position) == (b.names, b.position)
+
+
+def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(ten):
+    unbroken = stream(ten, batches=8)
+    for done in range(8):
+        start = unbroken[done - 1].position if done else 0
+        assert_same(stream(ten, batches=8 - done, start=start), unbroken[done:])
+
+
+@given(batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epochs=st.integers(1, 3))
+@settings(max_examples=15)
+def test_ranks_share_every_epoch_without_overlap_or_loss(ten, batch_size, world_size, epochs):
+    shared = TokenLoading(batch_size=batch_size, world_size=world_size)
+    batches = -(-epochs * 10 // (batch_size * world_size))
+    ranks = [stream(ten, replace(shared, rank=rank), batches=batches) for rank in range(world_size)]
+    seen = [i for step in zip(*ranks, strict=True) for i in indices(step)]
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * 10 : (epoch + 1) * 10]) == TEN
+
+
+def test_ranks_together_see_what_one_rank_with_a_large_batch_sees(ten):
+    ranks = [stream(ten, replace(SMALL, rank=rank, world_size=3), batches=5) for rank in range(3)]
+    alone = stream(ten, replace(SMALL, batch_size=12), batches=5)
+    for parts, whole in zip(zip(*ranks, strict=True), alone, strict=True):
+        assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
+        assert {part.position for part in parts} == {whole.position}
+
+
+def test_a_run_may_resume_with_another_batch_size(ten):
+    before = stream(ten, batches=3)
+    after = stream(ten, replace(SMALL, batch_size=6), batches=2, start=before[-1].position)
+    together = torch.cat([batch.tokens for batch in before + after])
+    assert torch.equal(together, torch.cat([batch.tokens for batch in stream(ten, batches=6)]))
+
+
+def test_epochs_have_the_order_that_images_have_too(ten):
+    batches = stream(ten, TokenLoading(batch_size=10, seed=3), batches=3)
+    orders = [batch.indices.tolist() for batch in batches]
+    assert orders == [epoch_order(10, 3, epoch).tolist() for epoch in range(3)]
+    assert len(set(map(tuple, orders))) == 3
+
+
+def test_half_of_the_images_are_mirrored_and_which_belongs_to_seed_epoch_and_index(folder):
+    dataset = distinct(200)(folder / "many")
+
+    def mirrored(settings):
+        """Whether each image was, by (epoch, index)."""
+        batches = stream(dataset, settings, batches=800 // settings.batch_size)
+        visits = zip(torch.cat([batch.tokens for batch in batches]), indices(batches), strict=True)
+        return {(i // 200, index): bool(row[0] != 6 * index) for i, (row, index) in enumerate(visits)}
+
+    found, of_another_seed = mirrored(SMALL), mirrored(replace(SMALL, seed=1))
+    assert 300 < sum(found.values()) < 500
+    assert found == mirrored(replace(SMALL, batch_size=25))
+    by_epoch = [[found[epoch, i] for i in range(200)] for epoch in range(4)]
+    by_epoch.append([of_another_seed[0, i] for i in range(200)])
+    agreement = np.corrcoef(np.array(by_epoch, dtype=float)) - np.eye(5)
+    assert np.abs(agreement).max() < 0.3
+
+
+@pytest.mark.parametrize(("has_flips", "wants_flips"), [(False, True), (True, False)])
+def test_images_are_mirrored_only_where_the_data_has_these_and_the_run_wants_them(
+    tmp_path, has_flips, wants_flips
+):
+    dataset = distinct(10, flips=has_flips)(tmp_path)
+    for batch in stream(dataset, replace(SMALL, flips=wants_flips), batches=5):
+        assert torch.equal(batch.tokens[:, 0], 6 * batch.indices)
+
+
+def test_a_mirrored_image_has_the_tokens_of_its_mirror_image(ten):
+    for batch in stream(ten, batches=5):
+        for row, index in zip(batch.tokens, batch.indices.tolist(), strict=True):
+            whole = row.view(2, 3)
+            assert torch.equal(whole, ten[index].tokens) or torch.equal(whole, ten.flipped(index))
+
+
+def test_stages_lie_side_by_side_at_each_place(tmp_path):
+    tokens = torch.arange(24).view(2, 2, 3, 2)
+    (batch,) = TokenLoader(write_tokens(tmp_path, tokens, codebook_size=24), SMALL).one_pass()
+    assert batch.tokens.tolist() == [list(range(12)), list(range(12, 24))]
+    assert batch.tokens.dtype == torch.int64
+
+
+def test_a_batch_tells_labels_names_and_indices(ten):
+    batch = stream(ten, batches=1)[0]
+    assert batch.labels.dtype == batch.indices.dtype == torch.int64
+    for index, label, name in zip(batch.indices.tolist(), batch.labels.tolist(), batch.names, strict=True):
+        assert label == index % 3 - 1
+        assert name == f"{index}.png"
+
+
+def test_a_data_set_without_classes_is_one_class(tmp_path):
+    (batch,) = TokenLoader(distinct(3)(tmp_path), SMALL).one_pass()
+    assert batch.labels.tolist() == [0, 0, 0]
+
+
+def test_a_pass_sees_every_image_once_in_order_and_as_it_is(ten):
+    for seed in (0, 1):
+        batches = list(TokenLoader(ten, replace(SMALL, seed=seed)).one_pass())
+        assert indices(batches) == TEN
+        assert [batch.position for batch in batches] == [4, 8, 10]
+        assert torch.equal(torch.cat([batch.tokens for batch in batches]), torch.arange(60).view(10, 6))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_ranks_share_a_pass_without_overlap_or_loss(ten, world_size):
+    shared = replace(SMALL, batch_size=2, world_size=world_size)
+    ranks = [list(TokenLoader(ten, replace(shared, rank=r)).one_pass()) for r in range(world_size)]
+    assert sorted(index for rank in ranks for index in indices(rank)) == TEN
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, [0]), (4, [0, 2, 5, 7]), (10, TEN), (99, TEN)])
+def test_a_limited_pass_spreads_over_the_data_set(ten, limit, expected):
+    assert indices(TokenLoader(ten, SMALL).one_pass(limit)) == expected
+
+
+def test_loading_leaves_the_random_generators_of_the_model_alone(ten):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    stream(ten, batches=3)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"world_size": 0}, {"rank": 1}, {"rank": -1}])
+def test_impossible_settings_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        TokenLoading(**wrong)
+
+
+def test_impossible_positions_are_refused_at_once(ten):
+    with pytest.raises(ValueError, match="start"):
+        TokenLoader(ten, SMALL).stream(-1)
+    with pytest.raises(ValueError, match="limit"):
+        TokenLoader(ten, SMALL).one_pass(0)

@@ -1,0 +1,452 @@
+"""Training a generator: it learns what is hidden, and whatever stops it, it ends where it would have."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from identity import assert_identical
+from leftovers import NO_TENSORBOARD, last_state
+from PIL import Image
+from tiny_generator import CODES, TINY, draw_tokens, tokenizer, train
+from tiny_run import left_by
+from token_sets import write_tokens
+from torch import Tensor
+
+from lgq.config import ConfigError
+from lgq.data.token_format import TokenError
+from lgq.data.tokens import TokenDataset
+from lgq.generator import MaskGIT
+from lgq.models.maskgit import Transformer
+from lgq.models.sampling import Sampling
+from lgq.pretrained import PretrainedError
+from lgq.training import generator, processes
+from lgq.training.directory import RunError
+from lgq.training.footprint import generator_footprint
+from lgq.training.generator import GeneratorTraining, grid_of, train_generator
+from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.journal import read_records
+from lgq.training.loop import DivergedError
+from lgq.training.schedule import Schedule
+from lgq.training.stopping import LoopSettings
+from lgq.training.trained import chosen_image_size, kind_of, trained_generator, trained_tokenizer
+
+pytestmark = pytest.mark.usefixtures("_no_tensorboard")
+
+PLAIN = replace(
+    TINY,
+    transformer=replace(TINY.transformer, dropout=0.0),
+    accumulate=1,
+    average_decay=None,
+    clip=None,
+    label_dropout=0.0,
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
+    return draw_tokens(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="module")
+def trained(tokens: TokenDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Must not be written to."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch.utils.tensorboard", NO_TENSORBOARD)
+        assert train(TINY, tokens, out).reason == "finished"
+    return out
+
+
+def begin(run: GeneratorRun, tokens: TokenDataset, out: Path) -> GeneratorTraining:
+    return GeneratorTraining(run, tokens, tokens, tokenizer(), out, processes.prepare_accelerator())
+
+
+def before_step(
+    step: int, action: Callable[[GeneratorTraining], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = GeneratorTraining.train_step
+
+    def train_step(self: GeneratorTraining, now: int) -> dict[str, Tensor]:
+        if now == step:
+            action(self)
+        return plain(self, now)
+
+    monkeypatch.setattr(GeneratorTraining, "train_step", train_step)
+
+
+def seen_by(trainee: GeneratorTraining, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, classes and places that the transformer is asked about."""
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    trainee.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    for step in range(steps):
+        trainee.train_step(step)
+    return calls
+
+
+def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(tokens, trained, tmp_path):
+    for step in (0, 2, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            before_step(step, lambda _: os.kill(os.getpid(), signal.SIGTERM), patch)
+            assert train(TINY, tokens, tmp_path).reason == "interrupted"
+    assert train(TINY, tokens, tmp_path, resume="must").reason == "finished"
+    assert_identical(left_by(tmp_path), left_by(trained))
+
+
+def test_two_runs_of_other_seeds_are_not_equal(tokens, trained, tmp_path):
+    train(replace(TINY, seed=1), tokens, tmp_path)
+    weights = [run / "last/model.safetensors" for run in (trained, tmp_path)]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+
+
+def test_the_loss_is_of_hidden_tokens_alone(tmp_path):
+    tokens = draw_tokens(tmp_path / "tokens", flipped=None)
+    trainee = begin(replace(PLAIN, batch_size=5), tokens, tmp_path)
+    start = deepcopy(trainee.transformer).eval()
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    trainee.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    loss = trainee.train_step(0)["loss"]
+    ((seen, classes, hidden),) = calls
+    truth = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainee.describe_batch()])
+    assert torch.equal(seen, truth.masked_fill(hidden, CODES)), "what is hidden cannot be seen"
+    logits = start(seen, classes, torch.ones_like(hidden)).view(5, 4, CODES)
+    targets = 0.9 * F.one_hot(truth, CODES) + 0.1 / CODES
+    losses = -(targets * logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(loss, losses[hidden].mean().detach())
+    assert not torch.isclose(loss, losses.mean())
+
+
+def test_masks_follow_the_cosine_of_a_uniform_number(tokens, tmp_path):
+    calls = seen_by(begin(replace(PLAIN, batch_size=500), tokens, tmp_path))
+    counts = calls[0][2].sum(1)
+    # Of four tokens, round(4 cos(pi u / 2)) are hidden, and one at the least.
+    edges = [1 - np.arccos(share) * 2 / np.pi for share in (0, 0.375, 0.625, 0.875)]
+    expected = np.diff([*edges, 1.0])
+    found = torch.bincount(counts, minlength=5)[1:] / 500
+    assert float((found - torch.tensor(expected)).abs().max()) < 0.07
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, {0, 1, 2}), (1.0, {2})])
+def test_a_dropped_or_missing_label_is_the_null_class(tokens, tmp_path, dropout, expected):
+    calls = seen_by(begin(replace(PLAIN, label_dropout=dropout), tokens, tmp_path), steps=5)
+    assert {int(c) for _, classes, _ in calls for c in classes} == expected
+
+
+def test_images_without_labels_are_one_class(tmp_path):
+    unlabelled = draw_tokens(tmp_path / "tokens", labels=None, classes=())
+    trainee = begin(PLAIN, unlabelled, tmp_path)
+    assert trainee.maskgit.classes == ("image",)
+    assert {int(c) for _, classes, _ in seen_by(trainee, steps=5) for c in classes} == {0}
+
+
+def test_accumulated_batches_have_the_gradient_of_one_large_batch(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        generator, "random_masks", lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
+    )
+    norms = []
+    for batch_size, accumulate in ((4, 1), (2, 2)):
+        trainee = begin(replace(PLAIN, batch_size=batch_size, accumulate=accumulate), tokens, tmp_path)
+        norms.append(trainee.train_step(0)["gradient"])
+    torch.testing.assert_close(*norms)
+
+
+def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens, tmp_path):
+    trainee = begin(TINY, tokens, tmp_path)
+    before = torch.get_rng_state()
+    first = trainee.validate(1), (tmp_path / "images/step-000001.png").read_bytes()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert first == (trainee.validate(2), (tmp_path / "images/step-000002.png").read_bytes())
+    assert first[0].keys() == {"nll", "accuracy", "masked_tokens"}
+
+
+def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, tokens, tmp_path):
+    assert sorted(path.name for path in (trained / "images").iterdir()) == [
+        "step-000003.png",
+        "step-000006.png",
+    ]
+    with Image.open(trained / "images/step-000006.png") as grid:
+        assert grid.size == (3 * 4, 4)
+    trainee = begin(replace(PLAIN, sample_images=10), tokens, tmp_path)
+    asked: list[Tensor] = []
+    trainee.maskgit.sample = lambda classes, *_, seed: asked.append(classes) or torch.zeros(10, 2, 2).long()
+    trainee._samples()
+    assert asked[0].tolist() == [0] * 5 + [1] * 5
+    train(replace(TINY, sample_images=0, loop=LoopSettings(steps=3)), tokens, tmp_path / "none")
+    assert not (tmp_path / "none/images").exists()
+
+
+def test_a_grid_holds_its_images_row_by_row():
+    images = torch.arange(10.0).view(10, 1, 1, 1).expand(10, 3, 2, 2)
+    grid = grid_of(images)
+    assert grid.shape == (3, 4, 16)
+    assert grid[0, ::2, ::2].tolist() == [list(map(float, range(8))), [8, 9, -1, -1, -1, -1, -1, -1]]
+
+
+def test_best_and_last_are_generators_of_the_averaged_weights(trained):
+    state = last_state(trained)["trainee"]
+    for name in ("best", "last"):
+        maskgit = MaskGIT.from_pretrained(trained / name)
+        assert maskgit.classes == ("cat", "dog")
+        assert maskgit.generate(torch.tensor([1]), Sampling(steps=1)).shape == (1, 3, 4, 4)
+    saved = MaskGIT.from_pretrained(trained / "last").transformer.positions
+    assert torch.equal(saved, state["average"]["weights.positions"])
+    assert not torch.equal(saved, state["transformer"]["positions"])
+    assert not any("tokenizer" in name for name in state["transformer"])
+
+
+def test_config_tells_the_kind_the_tokens_and_the_tokenizer(trained, tokens):
+    config = json.loads((trained / "config.json").read_text())
+    assert (config["kind"], config["image_size"]) == ("generator", 4)
+    assert config["tokenizer"] == tokenizer().fingerprint()
+    expected = {"source": repr(tokens), "images": 9}
+    assert config["tokens"] == config["validation_tokens"] == expected
+    assert config["transformer"]["width"] == 16
+
+
+def test_the_best_weights_are_those_of_the_lowest_nll_and_patience_ends_a_run(tokens, tmp_path, monkeypatch):
+    scores = iter([3.0, 2.0, 2.5, 2.1, 1.0])
+    monkeypatch.setattr(generator, "measure_likelihood", lambda *_: {"nll": next(scores)})
+    loop = LoopSettings(steps=5, validate_every=1, patience=2)
+    outcome = train(replace(PLAIN, sample_images=0, loop=loop), tokens, tmp_path)
+    assert (outcome.reason, outcome.step) == ("no_improvement", 4)
+    assert (outcome.best, outcome.best_step) == (2.0, 2)
+    assert {r["best_by"] for r in read_records(tmp_path) if r["split"] == "validation"} == {"nll"}
+
+
+def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoint(
+    tokens, tmp_path, monkeypatch
+):
+    before_step(5, lambda trainee: trainee.transformer.bias.data.fill_(float("nan")), monkeypatch)
+    with pytest.raises(DivergedError, match=r"loss is not finite at step 5: .*of step 4.*\d\.png"):
+        train(TINY, tokens, tmp_path)
+
+
+def test_bf16_trains(tokens, tmp_path):
+    run = replace(TINY, precision="bf16", loop=LoopSettings(steps=3, log_every=1))
+    assert train(run, tokens, tmp_path).reason == "finished"
+
+
+# torch's own, which it hides where warnings are no errors: the graph breaks where hidden tokens are chosen.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_compiled_run_is_the_same_run_within_rounding(tokens, tmp_path, monkeypatch):
+    # Traced and differentiated as ever, but left to torch's own kernels: to build others takes a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    ends = []
+    for compiled in (False, True):
+        trainee = begin(replace(PLAIN, compile=compiled), tokens, tmp_path)
+        terms = [trainee.train_step(step) for step in range(2)]
+        ends.append({"terms": terms, "weights": dict(trainee.transformer.state_dict())})
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fingerprint": "another"}, "holds tokens of tokenizer another"),
+        ({"classes": ("cat", "dog", "eel")}, "its class 2 is 'eel', not None"),
+        ({"classes": ("cat", "eel")}, "its class 1 is 'eel', not 'dog'"),
+        ({"labels": None, "classes": ()}, "its class 0 is None, not 'cat'"),
+        ({"codebook_size": 7}, "its codebook_size is 7, not 6"),
+    ],
+    ids=str,
+)
+def test_validation_tokens_of_another_kind_are_refused(tokens, tmp_path, options, message):
+    other = draw_tokens(tmp_path / "other", **options)
+    with pytest.raises(TokenError, match=message):
+        train_generator(TINY, tokens, other, tokenizer(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_on_images_of_another_size_is_refused(tokens, tmp_path):
+    larger = torch.zeros(2, 3, 3, dtype=torch.int64)
+    settings = {"classes": ("cat", "dog"), "fingerprint": tokenizer().fingerprint()}
+    other = write_tokens(tmp_path / "other", larger, **settings)
+    with pytest.raises(TokenError, match=r"its grid is \(3, 3\), not \(2, 2\)"):
+        train_generator(TINY, tokens, other, tokenizer(), tmp_path / "run")
+
+
+def test_tokens_of_another_tokenizer_are_refused(tokens, tmp_path):
+    with pytest.raises(TokenError, match="use the one that encoded it"):
+        train_generator(TINY, tokens, None, tokenizer(seed=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"label_dropout": -0.1}, "label_dropout"),
+        ({"sample_images": -1}, "sample_images"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"schedule": Schedule(warmup_steps=9)}, "warmup_steps"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused_by_name(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **wrong)
+
+
+def test_a_run_knows_what_it_trains_and_is_loaded_as_such(trained, tmp_path):
+    assert kind_of(trained) == kind_of(trained / "best") == "generator"
+    assert kind_of(trained / "best/tokenizer") == "tokenizer"
+    assert trained_generator(trained).classes == trained_generator(trained / "best").classes == ("cat", "dog")
+    tokens = trained_tokenizer(trained / "best/tokenizer").encode(torch.zeros(1, 3, 4, 4))
+    assert tokens.shape == (1, 2, 2)
+    with pytest.raises(PretrainedError, match="there is no directory"):
+        kind_of(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("part", ["", "best"])
+def test_a_generator_in_the_place_of_a_tokenizer_is_one_clear_line(trained, part):
+    for use in (trained_tokenizer, partial(chosen_image_size, given=8)):
+        with pytest.raises(RunError, match=r"is a generator, and this needs a tokenizer: .*tokenizer/"):
+            use(trained / part)
+
+
+def test_a_tokenizer_in_the_place_of_a_generator_is_one_clear_line(trained):
+    with pytest.raises(RunError, match=r"is a tokenizer, and this needs a generator"):
+        trained_generator(trained / "best/tokenizer")
+
+
+def test_settings_that_are_no_settings_are_named(tmp_path):
+    (tmp_path / "config.json").write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
+        kind_of(tmp_path)
+
+
+def test_a_footprint_counts_the_parameters_and_grows_with_the_batch(tokens):
+    small, large = (
+        generator_footprint(replace(TINY, batch_size=size), tokens, tokenizer()) for size in (1, 8)
+    )
+    parameters = sum(
+        p.numel() for p in generator.build_generator(TINY, tokens, tokenizer()).transformer.parameters()
+    )
+    assert small.parameters == {"transformer": parameters}
+    assert small.bytes["gradients"] == small.bytes["average"] == 4 * parameters
+    assert small.bytes["optimizer"] == 8 * parameters
+    assert large.bytes["activations"] == 8 * small.bytes["activations"] > 0
+
+
+def child(run: GeneratorRun, path: Path, out: Path, stop: bool, group: dict[str, str]) -> None:
+    """Train as one of several processes, as torchrun would start them, with every token hidden."""
+    torch.set_num_threads(1)
+    os.environ.update(group)
+    sys.modules["torch.utils.tensorboard"] = NO_TENSORBOARD  # type: ignore[assignment]
+    generator.random_masks = lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
+    if stop:
+        before_step(1, lambda _: os.kill(os.getpid(), signal.SIGTERM), pytest.MonkeyPatch())
+    os._exit(train(run, TokenDataset(path), out).exit_code)
+
+
+def in_two_children(
+    run: GeneratorRun, tokens: TokenDataset, out: Path, *, stop: bool = False
+) -> list[int | None]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lgq.training.generator", "torch._dynamo", "pytest"])
+    processes = []
+    for rank in range(2):
+        group = address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        stops = stop and rank == 1
+        processes.append(context.Process(target=child, args=(run, tokens.path, out, stops, group)))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def test_two_processes_learn_what_one_learns_from_both_their_batches(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        generator, "random_masks", lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
+    )
+    assert in_two_children(PLAIN, tokens, tmp_path / "two") == [0, 0]
+    train(replace(PLAIN, batch_size=2 * PLAIN.batch_size), tokens, tmp_path / "one")
+    two, one = (MaskGIT.from_pretrained(tmp_path / name / "last").transformer for name in ("two", "one"))
+    torch.testing.assert_close(dict(two.state_dict()), dict(one.state_dict()), rtol=1e-4, atol=1e-5)
+    scores = [
+        [r["values"]["nll"] for r in read_records(tmp_path / n) if r["split"] == "validation"]
+        for n in ("two", "one")
+    ]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+def test_two_processes_that_are_stopped_end_as_two_that_were_not(tokens, tmp_path):
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    assert in_two_children(TINY, tokens, unbroken) == [0, 0]
+    assert in_two_children(TINY, tokens, broken, stop=True) == [75, 75]
+    assert in_two_children(TINY, tokens, broken) == [0, 0]
+    assert_identical(left_by(broken), left_by(unbroken))
+    assert_identical(last_state(broken, rank=1), last_state(unbroken, rank=1))
+
+
+def toy_joint(label: int) -> Tensor:
+    """Chances of all images of four tokens: a as its class has it, b = a, c = a + 1 + class or, one time in
+    four, a; and d by itself."""
+    weights = torch.tensor([[6.0, 5, 4, 3, 2, 1], [1.0, 1, 1, 5, 5, 5]])[label]
+    chances = weights / weights.sum()
+    joint = torch.zeros(CODES, CODES, CODES, CODES)
+    for a in range(CODES):
+        joint[a, a, a] = 0.25 * chances[a] * chances.flip(0)
+        joint[a, a, (a + 1 + label) % CODES] = 0.75 * chances[a] * chances.flip(0)
+    return joint
+
+
+def distance(samples: Tensor, truth: Tensor) -> float:
+    """Total variation between numbers that were drawn and the chances of each."""
+    found = torch.bincount(samples, minlength=truth.numel()) / len(samples)
+    return float((found - truth.flatten()).abs().sum() / 2)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_generator_recovers_a_known_distribution_and_its_classes(tmp_path):
+    joints = [toy_joint(label) for label in range(2)]
+    random = torch.Generator().manual_seed(0)
+    drawn = torch.cat([joint.flatten().multinomial(4_000, True, generator=random) for joint in joints])
+    places = torch.tensor([CODES**3, CODES**2, CODES, 1])
+    images = (drawn[:, None] // places % CODES).view(-1, 2, 2)
+    settings = {"classes": ("cat", "dog"), "fingerprint": tokenizer().fingerprint()}
+    data = write_tokens(tmp_path / "toy", images, labels=[0] * 4_000 + [1] * 4_000, **settings)
+    run = replace(
+        PLAIN,
+        transformer=Transformer(layers=1, width=64, heads=4, hidden=128, dropout=0.0),
+        batch_size=128,
+        learning_rate=2e-3,
+        label_smoothing=0.0,
+        label_dropout=0.1,
+        sample_images=0,
+        schedule=Schedule(kind="cosine", warmup_steps=20),
+        loop=LoopSettings(steps=500, validate_every=500, checkpoint_every=500),
+    )
+    train(run, data, tmp_path / "run")
+    maskgit = trained_generator(tmp_path / "run")
+    # One token a step, in an order that does not look at them: exactly the network's own distribution.
+    sampling = Sampling(steps=4, order="random", schedule="linear")
+    for label, joint in enumerate(joints):
+        sampled = maskgit.sample(torch.full((4_000,), label), sampling, seed=label).flatten(1)
+        for place in range(4):
+            marginal = joint.sum([axis for axis in range(4) if axis != place])
+            assert distance(sampled[:, place], marginal) < 0.06, f"token {place} of class {label}"
+        whole = (sampled * places).sum(1)
+        assert distance(whole, joint) < 0.13
+        assert distance(whole, joints[1 - label]) > 0.5
+        independent = sampled.clone()
+        for place in range(4):
+            independent[:, place] = sampled[torch.randperm(4_000), place]
+        assert distance((independent * places).sum(1), joint) > 0.5, "marginals alone would not do"
