@@ -9,6 +9,7 @@ from lgq.bench.contestants import PEER
 from lgq.bench.encode import EncodeRow
 from lgq.bench.evaluate import EvaluateRow
 from lgq.bench.quantizers import QuantizerRow
+from lgq.bench.sample import SampleRow
 from lgq.bench.stopwatch import PARTS
 from lgq.bench.train import TrainRow
 
@@ -120,3 +121,29 @@ def of_evaluation(rows: Sequence[EvaluateRow]) -> Table:
             "" if row.extra_bytes is None else _number(row.extra_bytes / _MB),
         )
     return table
+
+
+def of_sampling(rows: Sequence[SampleRow]) -> Table:
+    table = _table("Drawing a batch of images", _SAMPLING_CAPTION)
+    table.add_column("sampling", no_wrap=True)
+    headings = ("images\n/s", "forwards\nms", "sampling\nms", "decoding\nms")
+    for heading in (*headings, "÷ full\nforwards", "÷ own\nforwards", "over-\nhead"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.sampling,
+            _number(row.images_per_second),
+            _number(row.forward_ms),
+            _number(row.sampling_ms),
+            _number(row.decoding_ms),
+            f"{row.over_full_forwards:.3f}",
+            f"{row.over_own_forwards:.3f}",
+            f"{row.overhead:.1%}",
+        )
+    return table
+
+
+_SAMPLING_CAPTION = (
+    "÷: forwards and sampling, over as many forwards that ask for every place, and over the same forwards "
+    "alone, in turns in one run. overhead: sampling over forwards and decoding."
+)

@@ -15,9 +15,10 @@ from lgq.cli.bench import Bench
 from lgq.cli.console import command_line, complain, log_to_the_console, say
 from lgq.cli.demo import Demo
 from lgq.cli.evaluate import Evaluate
+from lgq.cli.generate import Inpaint, Sample
 from lgq.cli.images import Decode, Encode, Reconstruct
 from lgq.cli.options import MARKERS, REGISTRY
-from lgq.cli.train import Train, run_named_in, train_from
+from lgq.cli.train import FAMILIES, Train, TrainGenerator
 from lgq.cli.weights import Weights
 from lgq.training.loop import DivergedError
 from lgq.training.signals import INTERRUPTED
@@ -34,16 +35,19 @@ class Command(Protocol):
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "train": Train,
+    "train-generator": TrainGenerator,
     "evaluate": Evaluate,
     "reconstruct": Reconstruct,
     "encode": Encode,
     "decode": Decode,
+    "sample": Sample,
+    "inpaint": Inpaint,
     "weights": Weights,
     "bench": Bench,
 }
 
 
-CONTINUED = (Demo, Train, Encode, Decode)
+CONTINUED = (Demo, Train, TrainGenerator, Encode, Decode)
 """Commands that go on where they were stopped."""
 
 
@@ -91,23 +95,24 @@ def _stopped(command: Command) -> int:
 
 
 def _parse(arguments: list[str]) -> Command:
-    guess = run_named_in(arguments)
-    command = _parse_with(train_from(guess), arguments)
-    if isinstance(command, Train) and command.name != guess:
-        # The guess was another argument's value.
-        command = _parse_with(train_from(command.name), arguments)
+    guesses = {name: family.named_in(arguments) for name, family in FAMILIES.items()}
+    command = _parse_with(guesses, arguments)
+    for name, family in FAMILIES.items():
+        if isinstance(command, family.command) and command.name != guesses[name]:
+            # The guess was another argument's value.
+            command = _parse_with(guesses | {name: command.name}, arguments)
     return command
 
 
-def _parse_with(train: type[Train], arguments: list[str]) -> Command:
-    kinds = [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in (COMMANDS | {"train": train}).items()
-    ]
+def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
+    """With the settings of a named run as the defaults of each command that trains."""
+    configured = {name: FAMILIES[name].with_defaults_of(run) for name, run in runs.items()}
+    kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in (COMMANDS | configured).items()]
     any_of_them: Any = Union[tuple(kinds)]  # noqa: UP007
     command: Command = tyro.cli(
         any_of_them,
         prog="lgq",
-        description="Discrete image tokenizers: LGQ and its baselines.",
+        description="Discrete image tokenizers and generators: LGQ and its baselines.",
         args=arguments,
         config=MARKERS,
         registry=REGISTRY,

@@ -1,79 +1,80 @@
 """`lgq bench`: measure this machine."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Generic, TypeVar
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lgq.bench import encode, evaluate, quantizers, tables, train
+from lgq.bench import encode, evaluate, quantizers, sample, tables, train
 from lgq.cli.console import ERRORS, tracked
 
+Settings = TypeVar("Settings")
 Json = Annotated[bool, tyro.conf.arg(name="json")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchQuantizers:
+class Benchmark(Generic[Settings]):
+    """Its settings, and how its rows are shown."""
+
+    settings: Annotated[Settings, tyro.conf.arg(name="")]
+    as_json: Json = False
+    """Print one JSON object; the table then goes to the error output."""
+
+    def show(
+        self, rows: Iterable[Any], total: int, doing: str, as_table: Callable[[list[Any]], Table]
+    ) -> int:
+        done = tracked(rows, total, doing)
+        (ERRORS if self.as_json else Console()).print(as_table(done))
+        if self.as_json:
+            machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            settings: Any = self.settings
+            record = {"machine": machine, "settings": asdict(settings), "rows": list(map(asdict, done))}
+            print(json.dumps(record))
+        return 0
+
+
+class BenchQuantizers(Benchmark[quantizers.QuantizerBenchmark]):
     """Time and memory of every quantizer's training step, beside the plain formula and a peer."""
 
-    settings: Annotated[quantizers.QuantizerBenchmark, tyro.conf.arg(name="")] = field(
-        default_factory=quantizers.QuantizerBenchmark
-    )
-    as_json: Json = False
-    """Print one JSON object; the table then goes to the error output."""
-
     def run(self) -> int:
-        rows = tracked(quantizers.run(self.settings), len(quantizers.plan(self.settings)), "measuring")
-        return _show(rows, tables.of_quantizers, self.settings, self.as_json)
+        total = len(quantizers.plan(self.settings))
+        return self.show(quantizers.run(self.settings), total, "measuring", tables.of_quantizers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchEncode:
+class BenchEncode(Benchmark[encode.EncodeBenchmark]):
     """Nearest-code search beside faiss's exact flat index."""
 
-    settings: Annotated[encode.EncodeBenchmark, tyro.conf.arg(name="")] = field(
-        default_factory=encode.EncodeBenchmark
-    )
-    as_json: Json = False
-    """Print one JSON object; the table then goes to the error output."""
-
     def run(self) -> int:
-        rows = tracked(encode.run(self.settings), len(self.settings.sizes), "searching")
-        return _show(rows, tables.of_encoding, self.settings, self.as_json)
+        total = len(self.settings.sizes)
+        return self.show(encode.run(self.settings), total, "searching", tables.of_encoding)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchTrain:
+class BenchTrain(Benchmark[train.TrainBenchmark]):
     """Images a second of a training step, beside the plain model, and where its time goes."""
 
-    settings: Annotated[train.TrainBenchmark, tyro.conf.arg(name="")] = field(
-        default_factory=train.TrainBenchmark
-    )
-    as_json: Json = False
-    """Print one JSON object; the table then goes to the error output."""
-
     def run(self) -> int:
-        rows = tracked(train.run(self.settings), train.CONTESTANTS, "training")
-        return _show(rows, tables.of_training, self.settings, self.as_json)
+        return self.show(train.run(self.settings), train.CONTESTANTS, "training", tables.of_training)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchEvaluate:
+class BenchEvaluate(Benchmark[evaluate.EvaluateBenchmark]):
     """An evaluation beside the network passes that it needs; the Fréchet distance beside scipy's."""
 
-    settings: Annotated[evaluate.EvaluateBenchmark, tyro.conf.arg(name="")] = field(
-        default_factory=evaluate.EvaluateBenchmark
-    )
-    as_json: Json = False
-    """Print one JSON object; the table then goes to the error output."""
+    def run(self) -> int:
+        total = len(evaluate.plan())
+        return self.show(evaluate.run(self.settings), total, "evaluating", tables.of_evaluation)
+
+
+class BenchSample(Benchmark[sample.SampleBenchmark]):
+    """Drawing images beside the network passes that it needs, and where its time goes."""
 
     def run(self) -> int:
-        rows = tracked(evaluate.run(self.settings), len(evaluate.plan()), "evaluating")
-        return _show(rows, tables.of_evaluation, self.settings, self.as_json)
+        total = len(sample.plan(self.settings))
+        return self.show(sample.run(self.settings), total, "drawing", tables.of_sampling)
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,10 @@ class Bench:
         Annotated[BenchQuantizers, tyro.conf.subcommand("quantizers")]
         | Annotated[BenchEncode, tyro.conf.subcommand("encode")]
         | Annotated[BenchTrain, tyro.conf.subcommand("train")]
-        | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")],
+        | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")]
+        | Annotated[BenchSample, tyro.conf.subcommand("sample")],
         tyro.conf.arg(name=""),
     ]
 
     def run(self) -> int:
         return self.what.run()
-
-
-def _show(rows: list[Any], as_table: Callable[[list[Any]], Table], settings: Any, as_json: bool) -> int:
-    console = ERRORS if as_json else Console()
-    console.print(as_table(rows))
-    if as_json:
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
-        record = {"machine": machine, "settings": asdict(settings), "rows": [asdict(row) for row in rows]}
-        print(json.dumps(record))
-    return 0

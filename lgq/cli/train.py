@@ -1,41 +1,35 @@
-"""`lgq train`: a named run, any field of which an option may change."""
+"""`lgq train` and `lgq train-generator`: named runs, any field of which an option may change."""
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from lgq.cli.console import say
-from lgq.config import to_json
+from lgq.cli.named import Family, report_ending, show_plan
 from lgq.data import open_dataset
-from lgq.distributed import rank
-from lgq.files import json_bytes
-from lgq.runs import RUNS, named_run
-from lgq.training.footprint import Footprint, footprint
-from lgq.training.loop import LoopSettings, Outcome, Resume
+from lgq.data.tokens import TokenDataset
+from lgq.evaluation.encoding import tokenizer_of
+from lgq.runs import GENERATORS, RUNS, named_generator, named_run
+from lgq.tokenizer import Tokenizer
+from lgq.training.footprint import footprint, generator_footprint
+from lgq.training.generator import require_fit, train_generator
+from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.networks import require_possible
-from lgq.training.tokenizer import TokenizerRun, train_tokenizer
+from lgq.training.recipe import TokenizerRun
+from lgq.training.resuming import Resume
+from lgq.training.tokenizer import train_tokenizer
+from lgq.training.trained import trained_tokenizer
 
-# `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
-tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
-
-_ENDINGS = {
-    "finished": "all {step:,} steps are done",
-    "interrupted": "stopped after step {step:,} and saved: the same command goes on from there",
-    "out_of_time": "the time is up after step {step:,}",
-    "no_improvement": "no better validation for a while, after step {step:,}",
-}
+Name = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train a tokenizer into a run directory; the same command continues a run that was stopped."""
 
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    name: Name
     """A scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ..."""
     data: str
     """Images to train on: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
@@ -54,46 +48,50 @@ class Train:
         validation = None if self.val_data is None else open_dataset(self.val_data)
         require_possible(self.settings)
         if self.dry_run:
-            _show_plan(self.settings, len(data))
-            return 0
+            return show_plan(self.settings, len(data), footprint)
         outcome = train_tokenizer(self.settings, data, validation, self.out, self.resume)
-        if rank() == 0:
-            say(_summary(outcome, self.out))
-        return outcome.exit_code
+        return report_ending(outcome, self.out)
 
 
-def train_from(name: str) -> type[Train]:
-    """The command with the settings of a named run as its defaults."""
-    field = ("settings", Annotated[TokenizerRun, tyro.conf.arg(name="")], named_run(name))
-    return make_dataclass(
-        "Train", [field], bases=(Train,), namespace={"__doc__": Train.__doc__}, frozen=True, kw_only=True
-    )
+@dataclass(frozen=True, kw_only=True)
+class TrainGenerator:
+    """Train a MaskGIT on the tokens of `lgq encode`; the same command continues a run that was stopped."""
+
+    name: Name
+    """The scale: pocket or imagenet256."""
+    tokens: Path
+    """Directory of tokens to train on."""
+    out: Path
+    """The run directory."""
+    val_tokens: Path | None = None
+    """Tokens to validate on; without, some of the training tokens."""
+    tokenizer: str | None = None
+    """The tokenizer that made the tokens, where their directory has no copy of it: a run directory, or
+    what `encode` was given."""
+    resume: Resume = "auto"
+    """Continue what is in the run directory (auto), refuse to (never), or insist on it (must)."""
+    dry_run: bool = False
+    """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
+    settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
+
+    def run(self) -> int:
+        tokens = TokenDataset(self.tokens)
+        validation = None if self.val_tokens is None else TokenDataset(self.val_tokens)
+        tokenizer = self._tokenizer(tokens)
+        require_fit(tokens, validation, tokenizer)
+        if self.dry_run:
+            return show_plan(
+                self.settings, len(tokens), partial(generator_footprint, tokens=tokens, tokenizer=tokenizer)
+            )
+        outcome = train_generator(self.settings, tokens, validation, tokenizer, self.out, self.resume)
+        return report_ending(outcome, self.out)
+
+    def _tokenizer(self, tokens: TokenDataset) -> Tokenizer:
+        return tokenizer_of(tokens) if self.tokenizer is None else trained_tokenizer(self.tokenizer)
 
 
-def run_named_in(arguments: list[str]) -> str:
-    """The run that a command line seems to name: its settings are what `--help` shows."""
-    return next((word for word in arguments if word in RUNS), RUNS[0])
-
-
-def _summary(outcome: Outcome, out: Path) -> str:
-    ending = _ENDINGS[outcome.reason].format(step=outcome.step)
-    best = "" if outcome.best is None else f"; best score {outcome.best:.4g} at step {outcome.best_step:,}"
-    return f"{ending}{best}: {out}"
-
-
-def _show_plan(run: TokenizerRun, images: int) -> None:
-    run = run.for_data(images)
-    print(json_bytes(to_json(run), indent=2).decode())
-    Console().print(_table(footprint(run), run, images))
-
-
-def _table(needs: Footprint, run: TokenizerRun, images: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_header=False)
-    epochs = run.loop.steps * run.batch_size * run.accumulate / images
-    table.add_row("images", f"{images:,}, seen {epochs:.1f} times by one process")
-    for part, count in needs.parameters.items():
-        table.add_row(f"parameters, {part}", f"{count:,}")
-    for part, size in needs.bytes.items():
-        table.add_row(f"memory, {part}", f"{size / 1e6:,.0f} MB")
-    table.add_row("memory, in all", f"{sum(needs.bytes.values()) / 1e6:,.0f} MB a process")
-    return table
+FAMILIES = {
+    "train": Family(Train, RUNS, named_run),
+    "train-generator": Family(TrainGenerator, tuple(GENERATORS), named_generator),
+}
+"""Commands whose defaults a named run decides."""

@@ -22,7 +22,7 @@ from lgq.training.tokenizer import train_tokenizer
 from lgq.training.trained import trained_tokenizer
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
-"""Directories within the demo's: the tokenizer's run, what it made of the photographs, the generator's run."""
+"""Directories within the demo's: the tokenizer's run, its tokens of the photographs, the generator's run."""
 
 _ROWS = {
     "psnr": ("PSNR of held-out photographs", "{:.2f} dB"),

@@ -1,4 +1,4 @@
-"""The demo's second part: a small MaskGIT (Chang et al. 2022) on the tokens of the first, and its pictures."""
+"""The demo's second part: a small MaskGIT (Chang et al. 2022) on the tokens of the first, shown."""
 
 from dataclasses import replace
 from pathlib import Path

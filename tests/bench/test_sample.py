@@ -1,0 +1,116 @@
+"""The benchmark of drawing measures what it says."""
+
+import json
+
+import pytest
+import torch
+
+from lgq import MaskGIT, Tokenizer
+from lgq.bench import sample
+from lgq.bench.sample import SampleBenchmark, random_generator
+from lgq.bench.tables import of_sampling
+from lgq.cli import main
+from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
+from lgq.models.sampling import Sampling
+from lgq.models.schedules import reveal_counts
+
+CLASSES = torch.tensor([0, 1, 1])
+SMALL = SampleBenchmark(batch_size=2, steps=2, rounds=1)
+
+
+def build() -> MaskGIT:
+    torch.manual_seed(0)
+    backbone = Backbone(
+        widths=(8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=8, latent_groups=2
+    )
+    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    tokenizer = Tokenizer(backbone, "lgq", 20)
+    return MaskGIT(tokenizer, image_size=8, classes=("cat", "dog"), transformer=small).eval()
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(sample, "random_generator", lambda name: build())
+    monkeypatch.setattr(sample, "_CLASSES", 2)
+
+
+def test_every_row_of_the_plan_is_measured(tiny):
+    rows = list(sample.run(SMALL))
+    assert [row.sampling for row in rows] == list(sample.plan(SMALL))
+    for row in rows:
+        assert all(value > 0 for value in vars(row).values() if not isinstance(value, str))
+        whole = row.forward_ms + row.sampling_ms + row.decoding_ms
+        assert row.images_per_second == pytest.approx(2 / whole * 1e3)
+        assert row.overhead == pytest.approx(row.sampling_ms / (row.forward_ms + row.decoding_ms))
+    assert of_sampling(rows).row_count == len(rows)
+
+
+def asked_by(sampling: Sampling) -> list[tuple[int, int]]:
+    """Images and places of every forward, in order."""
+    maskgit, asked = build(), []
+
+    def note(module, inputs, output):
+        asked.append((len(inputs[0]), int(inputs[2][0].sum())))
+
+    maskgit.transformer.register_forward_hook(note)
+    sample.measure(maskgit, CLASSES, sampling)
+    return asked
+
+
+@pytest.mark.parametrize(("guidance", "images"), [(0.0, 3), (1.0, 3), (2.0, 6)])
+def test_each_forward_stands_beside_one_of_every_place_and_one_of_its_own(guidance, images):
+    asked = asked_by(Sampling(steps=4, guidance=guidance))
+    set_before = reveal_counts(torch.tensor([16]), 4, "cosine")[:, 0].cumsum(0)
+    masked = [16, *(16 - set_before[:-1]).tolist()]
+    assert asked == [(images, places) for own in masked for places in (own, 16, own)]
+
+
+def test_what_is_measured_is_what_the_generator_draws(monkeypatch):
+    maskgit, drawn = build(), []
+    monkeypatch.setattr(maskgit.tokenizer, "decode", drawn.append)
+    sample.measure(maskgit, CLASSES, Sampling(steps=3))
+    assert torch.equal(drawn[0], maskgit.sample(CLASSES, Sampling(steps=3), seed=0))
+
+
+def test_every_time_counts_once(monkeypatch):
+    times = iter([1.0, 10.0, 100.0, 2.0, 20.0, 200.0, 400.0, 5000.0])
+
+    def given(run, device):
+        run()
+        return next(times)
+
+    monkeypatch.setattr(sample, "milliseconds", given)
+    found = sample.measure(build(), CLASSES, Sampling(steps=2))
+    assert found == (3.0, 30.0, 300.0, 400.0 - 333.0, 5000.0)
+    assert (found.to_tokens, found.to_pixels) == (70.0, 5070.0)
+
+
+def test_a_named_generator_has_the_tokenizer_of_its_scale():
+    maskgit = random_generator("pocket")
+    assert (maskgit.token_shape, maskgit.image_size, maskgit.tokenizer.codebook_size) == ((8, 8), 64, 1024)
+    assert not maskgit.training
+
+
+def test_the_command_prints_a_table_and_json(tiny, capsys):
+    main(["bench", "sample", "--batch-size", "2", "--steps", "2", "--rounds", "1", "--json"])
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["settings"]["steps"] == 2
+    assert record["rows"][1]["sampling"] == "guided"
+    assert "Drawing a batch of images" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"device": "abacus"}, "device must be cpu or cuda, got abacus"),
+        ({"name": "poket"}, "did you mean 'pocket'"),
+    ],
+)
+def test_mistakes_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        list(sample.run(SampleBenchmark(**settings)))

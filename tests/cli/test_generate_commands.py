@@ -1,0 +1,210 @@
+"""`lgq sample` and `lgq inpaint` as a user types them, on a generator of a blink."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lgq import MaskGIT, Tokenizer
+from lgq.cli import main
+from lgq.data import to_png
+from lgq.evaluation.generation import batch_seed
+from lgq.evaluation.inpainting import box_mask, inpaint_image, read_image
+from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
+from lgq.models.sampling import Sampling
+from lgq.report.samples import inpainting_strip
+
+BACKBONE = Backbone(
+    widths=(8, 8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=8, latent_groups=2
+)
+SIDE = 16
+
+
+def build(classes: int, seed: int = 0) -> MaskGIT:
+    torch.manual_seed(seed)
+    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    names = [f"kind {i}" for i in range(classes)]
+    return MaskGIT(Tokenizer(BACKBONE, "lgq", 20), image_size=SIDE, classes=names, transformer=small)
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory):
+    """As `save_pretrained` writes it."""
+    folder = tmp_path_factory.mktemp("pretrained") / "mine"
+    build(20).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def photo(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def lgq(*arguments):
+    main([str(argument) for argument in arguments])
+
+
+def refusal(capsys, *arguments) -> str:
+    """The one line in which a command refuses to go on."""
+    with pytest.raises(SystemExit) as stop:
+        lgq(*arguments)
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("lgq: ")
+    return lines[0]
+
+
+def paint(path, size=(30, 20), box=None):
+    mask = Image.new("L", size)
+    if box:
+        mask.paste(255, box)
+    mask.save(path)
+    return path
+
+
+def test_a_picture_of_classes_is_drawn_again_by_the_same_command(generator, tmp_path, capsys):
+    command = ["sample", generator, "--classes", 1, 2, "--count", 3, "--steps", 2, "--batch-size", 4]
+    lgq(*command, "--out", tmp_path / "new" / "grid.png")
+    assert "6 images of 2 classes" in capsys.readouterr().err
+    first = (tmp_path / "new" / "grid.png").read_bytes()
+    assert first.startswith(b"\x89PNG")
+    lgq(*command, "--out", tmp_path / "again.PNG")
+    assert (tmp_path / "again.PNG").read_bytes() == first
+    lgq(*command, "--seed", 1, "--out", tmp_path / "other.png")
+    assert (tmp_path / "other.png").read_bytes() != first
+
+
+def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
+    out = tmp_path / "files"
+    out.mkdir()
+    (out / "class-0017-00000.png").write_bytes(b"in the way")
+    (out / "mine.txt").write_text("stays")
+    lgq("sample", generator, "--out", out, "--classes", 17, 3, "--count", 2, "--steps", 2, "--guidance", 2,
+        "--seed", 5, "--batch-size", 3)  # fmt: skip
+    names = ["class-0017-00000.png", "class-0017-00001.png", "class-0003-00000.png", "class-0003-00001.png"]
+    assert {path.name for path in out.iterdir()} == {*names, "mine.txt"}
+    maskgit, sampling = MaskGIT.from_pretrained(generator), Sampling(steps=2, guidance=2.0)
+    batches = [
+        maskgit.generate(torch.tensor(classes), sampling, seed=batch_seed(5, first))
+        for classes, first in (([17, 17, 3], 0), ([3], 3))
+    ]
+    for name, image in zip(names, torch.cat(batches), strict=True):
+        assert (out / name).read_bytes() == to_png(image)
+
+
+@pytest.mark.parametrize(("known", "shown"), [(1, [0]), (3, [0, 1, 2]), (20, [0, 2, 5, 7, 10, 12, 15, 17])])
+def test_without_classes_some_that_spread_over_all_are_drawn(known, shown, tmp_path):
+    build(known).save_pretrained(tmp_path / "generator")
+    lgq("sample", tmp_path / "generator", "--out", tmp_path / "files", "--count", 1, "--steps", 1)
+    found = sorted(path.name for path in (tmp_path / "files").iterdir())
+    assert found == [f"class-{number:04d}-00000.png" for number in shown]
+
+
+def test_the_best_and_the_last_weights_of_a_run_can_be_drawn_from(tmp_path):
+    run = tmp_path / "run"
+    for seed, which in enumerate(("best", "last")):
+        build(2, seed).save_pretrained(run / which)
+    (run / "config.json").write_text(json.dumps({"kind": "generator", "image_size": SIDE, "transformer": {}}))
+    for which in ("best", "last"):
+        for source, options in ((run, ["--weights", which]), (run / which, [])):
+            lgq("sample", source, "--out", tmp_path / f"{source.name}-{which}", "--steps", 1, *options)
+        image = "class-0001-00007.png"
+        drawn = (tmp_path / f"run-{which}" / image).read_bytes()
+        assert drawn == (tmp_path / f"{which}-{which}" / image).read_bytes()
+    assert drawn != (tmp_path / "run-best" / image).read_bytes()
+
+
+def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo, tmp_path, capsys):
+    maskgit, image = MaskGIT.from_pretrained(generator), read_image(photo, SIDE)
+    how = ["--label", 4, "--count", 3, "--steps", 2, "--seed", 9]
+    lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *how)
+    assert "50% of the image drawn anew, 3 times" in capsys.readouterr().err
+    result = inpaint_image(
+        maskgit, image, box_mask((8, 0, 15, 16), SIDE), Sampling(steps=2), label=4, count=3, seed=9
+    )
+    expected = inpainting_strip(image, result.mask, result.images, name="kind 4")
+    assert (tmp_path / "strip.png").read_bytes() == expected
+    # In the middle 20 x 20 pixels of the photograph, the right half is the columns from 15 on.
+    mask = paint(tmp_path / "mask.png", box=(15, 0, 25, 20))
+    lgq("inpaint", generator, photo, "--mask", mask, "--out", tmp_path / "same.png", *how)
+    assert (tmp_path / "same.png").read_bytes() == expected
+
+
+def test_a_generator_of_one_class_needs_no_label(photo, tmp_path):
+    build(1).save_pretrained(tmp_path / "generator")
+    out = tmp_path / "strip.png"
+    lgq("inpaint", tmp_path / "generator", photo, "--box", 0, 0, 4, 4, "--out", out, "--steps", 1)
+    assert out.exists()
+
+
+def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys):
+    new = tmp_path / "new" / "out.png"
+    Tokenizer(BACKBONE, "lgq", 20).save_pretrained(tmp_path / "run" / "best")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"image_size": SIDE, "backbone": {}}))
+    for words, source, *options in (
+        ("class 20 is not among 0..19", generator, "--classes", 3, 20),
+        ("class -1 is not among 0..19", generator, "--classes", -1),
+        ("each class once, got 3 3", generator, "--classes", 3, 3),
+        ("steps must be at least 1, got 0", generator, "--steps", 0),
+        ("top_p must lie above 0", generator, "--top-p", 0),
+        ("count must be at least 1, got 0", generator, "--count", 0),
+        ("batch_size must be at least 1, got 0", generator, "--batch-size", 0),
+        ("there is no directory", tmp_path / "gone"),
+        ("needs a generator", tmp_path / "run"),
+        ("needs a generator", tmp_path / "run" / "best"),
+    ):
+        assert words in refusal(capsys, "sample", source, "--out", new, *options)
+        assert not new.parent.exists(), words
+
+
+def test_mistakes_of_inpainting_are_named_in_one_line(generator, photo, tmp_path, capsys):
+    new = tmp_path / "new" / "out.png"
+    small, dark = paint(tmp_path / "small.png", (29, 20)), paint(tmp_path / "dark.png", box=(0, 0, 4, 20))
+    box = ["--box", 0, 0, 8, 8]
+    for words, image, *options in (
+        ("29 x 20 pixels, and the image", photo, "--mask", small, "--label", 0),
+        ("has 30 x 20 pixels", photo, "--mask", small, "--label", 0),
+        ("no bright pixel", photo, "--mask", dark, "--label", 0),
+        ("gone.png: No such file", photo, "--mask", tmp_path / "gone.png", "--label", 0),
+        ("gone.png: No such file", tmp_path / "gone.png", *box, "--label", 0),
+        ("images of 16 x 16 pixels", photo, "--box", 0, 0, 17, 8, "--label", 0),
+        ("must have an area", photo, "--box", 8, 0, 8, 8, "--label", 0),
+        ("either --mask FILE or --box", photo, "--label", 0),
+        ("either --mask FILE or --box", photo, *box, "--mask", dark, "--label", 0),
+        ("give --label, from 0 to 19", photo, *box),
+        ("class 20 is not among 0..19", photo, *box, "--label", 20),
+        ("count must be at least 1, got 0", photo, *box, "--label", 0, "--count", 0),
+        ("steps must be at least 1, got 0", photo, *box, "--label", 0, "--steps", 0),
+    ):
+        assert words in refusal(capsys, "inpaint", generator, image, "--out", new, *options)
+        assert not new.parent.exists(), words
+
+
+def test_a_place_that_cannot_take_the_result_is_named_before_the_work(generator, photo, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder.png").mkdir()
+    missing = tmp_path / "gone"
+    box = ["--box", 0, 0, 8, 8]
+    for words, command, out in (
+        ("cannot write to", ["sample", missing], tmp_path / "file" / "grid.png"),
+        ("cannot write to", ["sample", missing], tmp_path / "file"),
+        ("cannot write to", ["inpaint", missing, photo, *box], tmp_path / "file" / "deep" / "strip.png"),
+        ("must end in .png, and be no directory, or", ["sample", missing], tmp_path / "grid.jpg"),
+        ("must end in .png, and be no directory, or", ["sample", missing], tmp_path / "folder.png"),
+        ("must end in .png, and be no directory,", ["inpaint", missing, photo, *box], tmp_path / "strip"),
+    ):
+        assert words in refusal(capsys, *command, "--out", out)
+
+
+def test_a_generator_whose_tokenizer_was_exchanged_is_refused(generator, tmp_path, capsys):
+    shutil.copytree(generator, tmp_path / "mixed")
+    build(20, seed=1).tokenizer.save_pretrained(tmp_path / "mixed" / "tokenizer")
+    line = refusal(capsys, "sample", tmp_path / "mixed", "--out", tmp_path / "grid.png")
+    assert "trained on tokens of tokenizer" in line
