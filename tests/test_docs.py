@@ -21,6 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL = ["--tokens", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
+TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
+TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
 LONG = {
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
@@ -37,7 +39,12 @@ LONG = {
         "--geometry-images",
         "2",
     ],
+    "bench sample": ["--batch-size", "1", "--rounds", "1"],
+    "evaluate runs/generator": ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"],
     "evaluate": ["--image-size", "32", "--workers", "0"],
+    "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2"],
+    "sample": ["--count", "2", "--steps", "2"],
+    "train-generator": TINY_GENERATOR,
     "train": TINY,
 }
 """Commands that take minutes as they stand."""
@@ -107,8 +114,18 @@ def run(command: str) -> None:
     elif program != "lgq":
         pytest.fail(f"no way to run {command!r} is known: teach this test")
     elif arguments[0] not in TESTED_ELSEWHERE:
+        if (
+            arguments[:2] == ["evaluate", "runs/generator"]
+            and "--data" in arguments
+            and not _inception_is_here()
+        ):
+            pytest.skip("needs weights of other networks: lgq weights fetch")
         name = next((name for name in LONG if " ".join(arguments).startswith(name)), None)
         main([*arguments, *LONG.get(name, [])])
+
+
+def _inception_is_here() -> bool:
+    return any(each.name == "inception-fid" and each.state == "here" for each in weights.status())
 
 
 def test_the_reference_of_the_commands_is_up_to_date(monkeypatch):

@@ -21,6 +21,7 @@ from torch import Tensor
 from lgq.config import to_json
 from lgq.data import Batch, ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, world_size
+from lgq.evaluation.feature_set import FeatureSet
 from lgq.quantizers import Quantized
 from lgq.tokenizer import Tokenized, Tokenizer
 from lgq.training.common import averaged, describe_data, mean_terms, save_picture
@@ -93,6 +94,7 @@ class TokenizerTraining:
         self.score, self._judges = build_judges(run, perceptual, self.device, images=validated)
         self._loader = ImageLoader(data, self._loading())
         self._validation_loader = ImageLoader(validation_data, self._loading())
+        self._originals: FeatureSet | None = None
         self._position, self._names = 0, list[str]()
         self._batches: Iterator[Batch] | None = None
         # What training itself draws differs between ranks, and does not depend on the models' start.
@@ -163,7 +165,9 @@ class TokenizerTraining:
         numbered = ((self._placed(batch.images), batch.indices) for batch in batches)
         self.tokenizer.eval()
         with averaged(self.tokenizer, self._average):
-            values, grid = measure(self.tokenizer, numbered, self._judges, images=limit)
+            values, grid, self._originals = measure(
+                self.tokenizer, numbered, self._judges, images=limit, known=self._originals
+            )
         if rank() == 0 and grid is not None:
             save_picture(self.out, step, grid)
         return values

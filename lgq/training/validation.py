@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.data import to_png
+from lgq.evaluation.feature_set import FeatureSet
 from lgq.evaluation.judges import Judges
 from lgq.evaluation.quality import TokenizerQuality
 from lgq.evaluation.tokenizer import through
@@ -29,20 +30,32 @@ class Measured(NamedTuple):
     """Every metric that `TokenizerQuality` takes with these judges, over all ranks."""
     grid: bytes | None
     """A PNG of this rank's first images above their reconstructions; none if it had no image."""
+    originals: FeatureSet | None
+    """Features of the images of all ranks, for the next validation on them; none without Inception."""
 
 
-def measure(tokenizer: Tokenizer, batches: Iterable[Numbered], judges: Judges, *, images: int) -> Measured:
+def measure(
+    tokenizer: Tokenizer,
+    batches: Iterable[Numbered],
+    judges: Judges,
+    *,
+    images: int,
+    known: FeatureSet | None = None,
+) -> Measured:
     """Take the images of this rank through the tokenizer, which is in eval mode.
 
     images: that are to come at most, over all ranks.
+    known: their features, from an earlier validation, which has half of Inception's work then.
     """
-    quality = TokenizerQuality.of(judges, tokenizer.codebook_size * tokenizer.stages, images=images)
+    size = tokenizer.codebook_size * tokenizer.stages
+    quality = TokenizerQuality.of(judges, size, images=images, known=known)
     reconstruct, grid = through(tokenizer), None
     for originals, numbers in batches:
         reconstruction, codes = reconstruct(originals)
         grid = grid or grid_png(originals, reconstruction)
         quality.update(originals, reconstruction, codes, numbers)
-    return Measured(quality.over_ranks().metrics(), grid)
+    everywhere = quality.over_ranks()
+    return Measured(everywhere.metrics(), grid, everywhere.originals)
 
 
 def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:

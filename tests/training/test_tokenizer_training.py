@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cheap_inception import FEATURES, CheapInception
 from identity import assert_identical
 from PIL import Image
 from tiny_run import EVERYTHING, RUNS, TINY, left_by, train
@@ -287,6 +288,25 @@ def test_lpips_is_learned_from_and_decides_which_weights_are_best(photos, tmp_pa
     images = torch.cat([batch.images, rest.images])
     distances = network(images, tokenizer(images).reconstruction.clamp(-1, 1))
     assert validated["values"]["lpips"] == pytest.approx(distances.mean().item())
+
+
+def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_once(
+    photos, tmp_path, monkeypatch
+):
+    network = CheapInception()
+    monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
+    monkeypatch.setattr("lgq.evaluation.quality.FEATURES", FEATURES)
+    run = replace(TINY, best_by="rfid", loop=LoopSettings(steps=2, validate_every=1))
+    train(run, photos, tmp_path)
+    first, second = (r for r in read_records(tmp_path) if r["split"] == "validation")
+    assert first["best_by"] == second["best_by"] == "rfid"
+    assert second["best"] == (second["values"]["rfid"] < first["values"]["rfid"])
+    images = min(run.validation_images, len(FolderDataset(photos)))
+    assert network.seen == 3 * images
+    # A validation that knows nothing finds the same.
+    anew = begin(run, photos, tmp_path)
+    anew.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
+    assert anew.validate(2)["rfid"] == pytest.approx(second["values"]["rfid"])
 
 
 def test_where_a_network_is_not_at_hand_the_next_score_decides_and_config_says_so(
