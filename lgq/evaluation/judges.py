@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lgq.distributed import stack_over_ranks
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.weights import WeightsError
@@ -40,7 +41,7 @@ def judges_at_hand(device: torch.device) -> Judges:
         inception = InceptionV3.pretrained().to(device)
     except WeightsError as error:
         absent |= dict.fromkeys(NEED_INCEPTION, str(error))
-    return Judges(lpips, inception, absent)
+    return agreed(Judges(lpips, inception, absent))
 
 
 def judges_of_generation(device: torch.device) -> Judges:
@@ -60,10 +61,21 @@ def judges_of_generation(device: torch.device) -> Judges:
     except WeightsError as error:
         absent |= dict.fromkeys(NEED_CLASSIFIER, str(error))
     if classifier is None or (features is not None and not _same_features(features, classifier)):
-        return Judges(None, features, absent, classifier)
+        return agreed(Judges(None, features, absent, classifier))
     if features is not None:
         classifier.convention = features.convention
-    return Judges(None, classifier, {}, classifier)
+    return agreed(Judges(None, classifier, {}, classifier))
+
+
+def agreed(judges: Judges) -> Judges:
+    """These judges, which all processes must have: where one lacks a network, the others wait for it."""
+    here = torch.tensor([x is not None for x in (judges.lpips, judges.inception, judges.classifier)])
+    if not (stack_over_ranks(here.long()) == here).all():
+        raise WeightsError(
+            "processes differ in the weights that they find: run `lgq weights fetch` on every machine, or "
+            "let LGQ_CACHE name a directory that all of them share."
+        )
+    return judges
 
 
 def _same_features(one: InceptionV3, other: InceptionV3) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
-from lgq.evaluation.judges import Judges
+from lgq.evaluation.judges import Judges, agreed
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
@@ -58,6 +58,13 @@ def build_judges(
     lpips: the network of the objective, if it has one.
     images: of a validation; a single one has no rfid.
     """
+    best_by, judges = _judges_found(run, lpips, device, images)
+    return best_by, agreed(judges)
+
+
+def _judges_found(
+    run: TokenizerRun, lpips: LPIPS | None, device: torch.device, images: int
+) -> tuple[str, Judges]:
     preferred = get_args(BestBy)
     for best_by in preferred[preferred.index(run.best_by) :]:
         try:

@@ -7,6 +7,7 @@ from lgq.evaluation.judges import (
     NEED_INCEPTION,
     NEED_LPIPS,
     Judges,
+    agreed,
     judges_at_hand,
     judges_of_generation,
 )
@@ -119,3 +120,13 @@ def test_different_features_are_those_of_two_networks(monkeypatch):
     assert judges.inception.convention.weights == "features"
     assert judges.classifier.convention.weights == "whole"
     assert judges.absent == {}
+
+
+def test_processes_that_find_different_weights_end_instead_of_waiting_for_each_other(monkeypatch):
+    def as_on_another_rank_without_any(here):
+        return torch.stack([here, torch.zeros_like(here)])
+
+    monkeypatch.setattr("lgq.evaluation.judges.stack_over_ranks", as_on_another_rank_without_any)
+    with pytest.raises(WeightsError, match=r"differ in the weights .* LGQ_CACHE"):
+        agreed(Judges(inception=InceptionV3()))
+    assert agreed(Judges()) == Judges()
