@@ -167,7 +167,7 @@ class MaskGIT(
     @torch.no_grad()
     def _fill(self, tokens: Tensor, classes: Tensor, sampling: Sampling, seed: int) -> Tensor:
         device = self.transformer.positions.device
-        self._require_classes(classes)
+        self.require_classes(classes.tolist())
         with in_eval_mode(self.transformer):
             flat = sample_tokens(
                 self.transformer,
@@ -181,11 +181,12 @@ class MaskGIT(
             )
         return flat.view(tokens.shape)
 
-    def _require_classes(self, classes: Tensor) -> None:
-        outside = classes[(classes < 0) | (classes >= len(self.classes))]
-        if len(outside):
+    def require_classes(self, classes: Sequence[int]) -> None:
+        """Refuse numbers of classes that the generator does not have."""
+        outside = [number for number in classes if not 0 <= number < len(self.classes)]
+        if outside:
             raise GeneratorError(
-                f"class {int(outside[0])} is not among 0..{len(self.classes) - 1}, "
+                f"class {outside[0]} is not among 0..{len(self.classes) - 1}, "
                 f"those of the images that the generator was trained on."
             )
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from lgq.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
-GROUPS = {"weights": ("status", "fetch", "import"), "bench": ("quantizers", "encode", "train", "evaluate")}
+GROUPS = {
+    "weights": ("status", "fetch", "import"),
+    "bench": ("quantizers", "encode", "train", "evaluate", "sample"),
+}
 HEAD = """\
 # Commands
 
 Written by `scripts/write_cli_reference.py`; on the screen it is `lgq COMMAND --help`. A run's options
-show the values of the run that is named before `--help`, here `pocket-lgq`.
+show the values of the run that is named before `--help`, here `pocket-lgq`, and `pocket` of a generator.
 """
 
 

@@ -1,7 +1,6 @@
 """`lgq evaluate`: the paper's row for a tokenizer or a generator."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,11 @@ from rich.console import Console
 from lgq.cli.console import ERRORS, command_line, say
 from lgq.cli.findings import Findings, Request
 from lgq.cli.generator_row import GeneratorQuestions, of_generator
+from lgq.cli.places import require_place
 from lgq.cli.tokenizer_row import TokenizerQuestions, of_tokenizer
 from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
-from lgq.files import make_directory, replace_file
+from lgq.files import replace_file
 from lgq.results import RESULTS, append_result, strict
 from lgq.training.directory import describe_environment
 from lgq.training.trained import kind_of, trained_settings, trained_weights
@@ -37,12 +37,11 @@ class Evaluate(Request):
     )
 
     def run(self) -> int:
-        self._require_place()
+        folder = self._folder()
         kind = kind_of(trained_weights(self.source, self.weights))
         self._require_questions_of(kind)
         images = None if self.data is None else open_dataset(self.data)
-        # Before hours of work: can the result be kept?
-        folder, device = self._folder(), join_processes()
+        device = join_processes()
         if kind == "tokenizer":
             findings = of_tokenizer(self, self.of_tokenizer, images, device)
         else:
@@ -83,13 +82,10 @@ class Evaluate(Request):
         if self.as_json:
             print(json.dumps(strict(record)))
 
-    def _require_place(self) -> None:
+    def _folder(self) -> Path:
+        """Of the result; it is there once the record is."""
         if self.out is None and not Path(self.source).is_dir():
             raise ValueError(f"{self.source} is not on this machine: give --out for record and pictures.")
-
-    def _folder(self) -> Path:
         folder = self.out or Path(self.source) / "evaluation"
-        make_directory(folder)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(f"cannot write to {folder}: choose another place with --out.")
+        require_place(folder)
         return folder

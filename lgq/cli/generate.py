@@ -1,6 +1,5 @@
 """`lgq sample` and `lgq inpaint`: images that a generator draws, whole or in part."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.cli.console import progress_of, say
+from lgq.cli.places import require_place
 from lgq.data import to_png
-from lgq.distributed import join_processes
+from lgq.distributed import join_processes, rank
 from lgq.evaluation.inpainting import Box, box_mask, inpaint_image, read_image, read_mask
 from lgq.files import make_directory, replace_file
 from lgq.generator import MaskGIT
@@ -52,10 +52,15 @@ class Sample:
     sampling: Drawing = field(default_factory=Sampling)
 
     def run(self) -> int:
+        device = join_processes()
+        # All processes would draw the same, into the same files.
+        return 0 if rank() else self._draw(device)
+
+    def _draw(self, device: torch.device) -> int:
         as_picture = _is_picture(self.out, or_folder=True)
-        _require_place(self.out.parent if as_picture else self.out)
+        require_place(self.out.parent if as_picture else self.out)
         require_at_least(1, count=self.count)
-        maskgit = _load(self.generator, self.weights)
+        maskgit = trained_generator(self.generator, self.weights).to(device)
         chosen = self._chosen(len(maskgit.classes))
         classes = [number for number in chosen for _ in range(self.count)]
         with progress_of("drawing") as report:
@@ -114,11 +119,16 @@ class Inpaint:
     sampling: Drawing = field(default_factory=Sampling)
 
     def run(self) -> int:
+        device = join_processes()
+        # As with `Sample`, one process is enough.
+        return 0 if rank() else self._draw(device)
+
+    def _draw(self, device: torch.device) -> int:
         _is_picture(self.out)
-        _require_place(self.out.parent)
+        require_place(self.out.parent)
         if (self.mask is None) == (self.box is None):
             raise ValueError("give what to draw anew as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
-        maskgit = _load(self.generator, self.weights)
+        maskgit = trained_generator(self.generator, self.weights).to(device)
         label = self._label(maskgit)
         image = read_image(self.image, maskgit.image_size)
         with progress_of("drawing") as report:
@@ -149,11 +159,6 @@ class Inpaint:
         return self.label or 0
 
 
-def _load(generator: str, which: Which) -> MaskGIT:
-    maskgit: MaskGIT = trained_generator(generator, which).to(join_processes())
-    return maskgit
-
-
 def _is_picture(out: Path, *, or_folder: bool = False) -> bool:
     if out.suffix.lower() == ".png" and not out.is_dir():
         return True
@@ -161,13 +166,6 @@ def _is_picture(out: Path, *, or_folder: bool = False) -> bool:
         return False
     rule = "end in .png, and be no directory" + (", or have no ending, for a directory" if or_folder else "")
     raise ValueError(f"--out must {rule}, got {out}.")
-
-
-def _require_place(folder: Path) -> None:
-    """Before the work: can its result be kept?"""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ValueError(f"cannot write to {folder}: choose another place with --out.")
 
 
 def _write(file: Path, png: bytes) -> None:

@@ -9,25 +9,25 @@ from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
 
+from lgq.checks import require_at_least
 from lgq.cli.console import progress_of
 from lgq.cli.findings import Column, Findings, Request, in_columns, row_table
+from lgq.cli.likelihood_row import likelihood_of, likelihood_table, open_token_sets
 from lgq.data import ImageDataset
-from lgq.data.token_format import Encoding, TokenError
-from lgq.data.token_loader import TokenLoader, TokenLoading
-from lgq.data.tokens import TokenDataset
-from lgq.distributed import rank, world_size
-from lgq.evaluation.generation import GenerationEvaluation, evaluate_generation
-from lgq.evaluation.judges import judges_of_generation
-from lgq.evaluation.likelihood import measure_likelihood
+from lgq.evaluation.generation import (
+    GenerationEvaluation,
+    evaluate_generation,
+    require_comparable,
+    require_drawable,
+    require_inception,
+)
+from lgq.evaluation.judges import Judges, judges_of_generation
 from lgq.evaluation.reference import RealImages, reference_of_file, reference_of_images
-from lgq.evaluation.token_entropy import token_entropies
 from lgq.generator import MaskGIT
 from lgq.models.inception import InceptionV3
-from lgq.models.modes import in_eval_mode
 from lgq.models.sampling import Sampling
 from lgq.report.samples import sample_grid
 from lgq.training.trained import trained_generator
-from lgq.weights import WeightsError
 
 _SAMPLES = 50_000
 _COLUMNS: dict[str, Column] = {
@@ -36,14 +36,6 @@ _COLUMNS: dict[str, Column] = {
     "kid": ("KID x 1000", lambda value: f"{1000 * value:.3f}"),
     "precision": ("precision", "{:.3f}".format),
     "recall": ("recall", "{:.3f}".format),
-}
-_NATS: dict[str, Column] = {
-    "nll": ("NLL", "{:.3f}".format),
-    "accuracy": ("accuracy", "{:.1%}".format),
-    "entropy": ("entropy", "{:.3f}".format),
-    "class_entropy": ("entropy, class known", "{:.3f}".format),
-    "cross_entropy": ("cross-entropy", "{:.3f}".format),
-    "class_cross_entropy": ("cross-entropy, class known", "{:.3f}".format),
 }
 
 
@@ -66,29 +58,35 @@ class GeneratorQuestions:
 
     def asked(self) -> list[str]:
         """Options that differ from their defaults."""
-        usual = GeneratorQuestions()
-        names = [name for name in vars(self) if getattr(self, name) != getattr(usual, name)]
-        return [f"--{name.replace('_', '-')}" for name in names]
+        usual = GeneratorQuestions()._options()
+        given = [name for name, value in self._options().items() if value != usual[name]]
+        return [f"--{name.replace('_', '-')}" for name in given]
+
+    def _options(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name != "sampling"}
+        return own | {f"sampling.{name}": value for name, value in vars(self.sampling).items()}
 
 
 def of_generator(
     request: Request, questions: GeneratorQuestions, images: ImageDataset | None, device: torch.device
 ) -> Findings:
     """Images that it draws, beside real ones; and the likelihood of real tokens; whichever is asked for."""
-    _require_question(questions, images)
+    _require_question(request, questions, images)
     generator = trained_generator(request.source, request.weights).to(device)
+    # Whatever may be refused comes before the first of several long works.
+    sets = open_token_sets(questions.tokens, questions.train_tokens, generator)
+    draws = images is not None or questions.reference is not None
+    jury = _jury(questions.reference, device) if draws else None
     record: dict[str, Any] = {
         "fingerprint": generator.tokenizer.fingerprint(),
         "image_size": generator.image_size,
     }
-    tables: list[Table] = []
-    if questions.tokens is not None:
-        likelihood = _likelihood(generator, questions, request.batch_size, device)
-        record["likelihood"] = likelihood
-        tables.append(_likelihood_table(likelihood))
-    if images is None and questions.reference is None:
+    if sets:
+        record["likelihood"] = likelihood_of(generator, sets, request.batch_size, device)
+    tables = [likelihood_table(record["likelihood"])] if sets else []
+    if jury is None:
         return Findings(settings=generator.settings, record=record, tables=tables)
-    evaluation = _generation(generator, request, questions, images, device)
+    evaluation = _generation(generator, request, questions, images, jury, device)
     return Findings(
         settings=generator.settings,
         record=record | {"sampling": asdict(questions.sampling)} | evaluation.record(),
@@ -98,7 +96,7 @@ def of_generator(
     )
 
 
-def _require_question(questions: GeneratorQuestions, images: ImageDataset | None) -> None:
+def _require_question(request: Request, questions: GeneratorQuestions, images: ImageDataset | None) -> None:
     if images is not None and questions.reference is not None:
         raise ValueError("a generator is compared with --data or with --reference: give one of them.")
     if images is None and questions.reference is None and questions.tokens is None:
@@ -107,6 +105,23 @@ def _require_question(questions: GeneratorQuestions, images: ImageDataset | None
         )
     if questions.train_tokens is not None and questions.tokens is None:
         raise ValueError("--train-tokens is a yardstick for --tokens: give both.")
+    require_at_least(2, images=_samples(request))
+    require_drawable(_samples(request), questions.seeds, request.batch_size)
+
+
+def _samples(request: Request) -> int:
+    return _SAMPLES if request.images is None else request.images
+
+
+def _jury(file: Path | None, device: torch.device) -> tuple[Judges, RealImages | None]:
+    """The judges of images, and the statistics of real ones, where a file has them."""
+    judges = judges_of_generation(device)
+    require_inception(judges)
+    if file is None:
+        return judges, None
+    statistics = reference_of_file(file)
+    require_comparable(statistics, judges)
+    return judges, statistics
 
 
 def _generation(
@@ -114,23 +129,20 @@ def _generation(
     request: Request,
     questions: GeneratorQuestions,
     images: ImageDataset | None,
+    jury: tuple[Judges, RealImages | None],
     device: torch.device,
 ) -> GenerationEvaluation:
-    judges = judges_of_generation(device)
-    if judges.inception is None:
-        raise WeightsError(judges.absent["gfid"])
-    reference = (
-        _read(images, generator.image_size, judges.inception, request, device)
-        if images is not None
-        else reference_of_file(questions.reference or "")
-    )
+    judges, reference = jury
+    if images is not None:
+        reference = _read(images, generator.image_size, require_inception(judges), request, device)
+    assert reference is not None
     with progress_of("drawing and judging") as report:
         return evaluate_generation(
             lambda classes, seed: generator.generate(classes, questions.sampling, seed=seed),
             len(generator.classes),
             reference,
             judges,
-            samples=_SAMPLES if request.images is None else request.images,
+            samples=_samples(request),
             seeds=questions.seeds,
             batch_size=request.batch_size,
             device=device,
@@ -153,34 +165,6 @@ def _read(
         )
 
 
-def _likelihood(
-    generator: MaskGIT, questions: GeneratorQuestions, batch_size: int, device: torch.device
-) -> dict[str, Any]:
-    tokens = TokenDataset(questions.tokens or "")
-    _require_known(tokens, generator)
-    loading = TokenLoading(batch_size=batch_size, rank=rank(), world_size=world_size())
-    with in_eval_mode(generator):
-        values = measure_likelihood(generator.transformer, TokenLoader(tokens, loading).one_pass(), device)
-    yardstick = None if questions.train_tokens is None else TokenDataset(questions.train_tokens)
-    entropies = token_entropies(tokens) if yardstick is None else token_entropies(yardstick, tokens)
-    return {"data": repr(tokens)} | values | entropies.record()
-
-
-def _require_known(tokens: TokenDataset, generator: MaskGIT) -> None:
-    """Refuse tokens that mean nothing to the generator."""
-    tokens.require_fingerprint(generator.tokenizer.fingerprint())
-    given, known = _kind(tokens.encoding), _kind(generator)
-    if tokens.encoding.token_shape != generator.token_shape or len(tokens.classes) > len(generator.classes):
-        raise TokenError(
-            f"{tokens.path} holds {given}, and the generator was trained on {known}: "
-            "encode images of the same size and classes."
-        )
-
-
-def _kind(of: Encoding | MaskGIT) -> str:
-    return f"{' x '.join(map(str, of.token_shape))} tokens an image of {len(of.classes)} classes"
-
-
 def _generation_table(evaluation: GenerationEvaluation) -> Table:
     values = in_columns(evaluation.metrics, _COLUMNS)
     spread = in_columns(evaluation.std, _COLUMNS)
@@ -190,12 +174,6 @@ def _generation_table(evaluation: GenerationEvaluation) -> Table:
     }
     seeds = f", of each of {len(evaluation.seeds)} seeds" if len(evaluation.seeds) > 1 else ""
     return row_table(with_spread, title=f"{evaluation.images:,} images{seeds}")
-
-
-def _likelihood_table(values: dict[str, Any]) -> Table:
-    found = {name: value for name, value in values.items() if name in _NATS and value is not None}
-    title = f"{values['masked_tokens']:,.0f} hidden tokens, in nats"
-    return row_table(in_columns(found, {name: _NATS[name] for name in found}), title=title)
 
 
 def _grid(generator: MaskGIT, pictures: Float[Tensor, "p 3 s s"]) -> bytes:

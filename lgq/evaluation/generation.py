@@ -87,25 +87,20 @@ def evaluate_generation(
     on_progress: Progress | None = None,
 ) -> GenerationEvaluation:
     """samples: images to draw with each sampling seed; on_progress counts those of all seeds."""
-    require_at_least(1, classes=classes, batch_size=batch_size)
-    require_at_least(2, samples=samples)
-    _require_different(seeds)
-    inception = _require_comparable(reference, judges)
+    require_at_least(1, classes=classes)
+    require_drawable(samples, seeds, batch_size)
+    inception = require_comparable(reference, judges)
     each: list[dict[str, float]] = []
     pictures = torch.empty(0)
     for turn, seed in enumerate(seeds):
         drawn = _Drawn.of(inception, judges.classifier, samples)
-        for numbers, position in _my_batches(samples, batch_size):
-            images = draw((numbers % classes).to(device), batch_seed(seed, int(numbers[0])))
-            drawn.update(images.to(device), numbers)
+        for position in _fill(drawn, draw, classes, seed, batch_size, device):
             if on_progress is not None:
                 on_progress(turn * samples + position, len(seeds) * samples)
         each.append(drawn.metrics(reference))
-        pictures = drawn.pictures() if turn == 0 else pictures
+        pictures = pictures if turn else drawn.pictures()
     return GenerationEvaluation(
-        metrics={name: fmean(one[name] for one in each) for name in each[0]},
-        std={name: stdev(one[name] for one in each) for name in each[0]} if len(each) > 1 else {},
-        seeds=[{"seed": seed} | one for seed, one in zip(seeds, each, strict=True)],
+        **_over_seeds(seeds, each),
         images=samples,
         batch_size=batch_size,
         classes={"number": classes, "fewest": samples // classes, "most": -(-samples // classes)},
@@ -116,18 +111,56 @@ def evaluate_generation(
     )
 
 
+def require_drawable(samples: int, seeds: Sequence[int], batch_size: int) -> None:
+    """Refuse what no evaluation can draw; for callers that have real images to read before it."""
+    require_at_least(1, batch_size=batch_size)
+    require_at_least(2, samples=samples)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"sampling seeds must be one or more, each another, got {list(seeds)}.")
+
+
+def require_comparable(reference: RealImages, judges: Judges) -> InceptionV3:
+    """Before hours of drawing: can the images be compared? Returns the network that does."""
+    inception = require_inception(judges)
+    found = len(reference.gaussian.mean)
+    if found != FEATURES:
+        raise StatisticsError(
+            f"{reference.name} has {found:,} features an image, and Inception has {FEATURES:,}: "
+            "take statistics of the Inception of FID."
+        )
+    if reference.convention not in (None, inception.convention):
+        raise StatisticsError(
+            f"the features of {reference.name} are of {reference.convention}, and those of the generated "
+            f"images would be of {inception.convention}: make the reference with the same network."
+        )
+    return inception
+
+
+def require_inception(judges: Judges) -> InceptionV3:
+    """Refuse judges without the network that everything is compared by."""
+    if judges.inception is None:
+        reason = judges.absent.get("gfid", "these judges lack Inception.")
+        raise WeightsError(f"there is nothing to judge generated images by: {reason}")
+    return judges.inception
+
+
 def batch_seed(seed: int, first: int) -> int:
     """The seed of the batch that begins with image `first`: 63 random bits of (sampling seed, first)."""
     return random_bits(_SEED_KEY, seed, first) >> 1
 
 
-def _my_batches(samples: int, batch_size: int) -> Iterator[tuple[Int64[Tensor, " b"], int]]:
-    """Numbers of the images of this process, and how many all processes then have."""
+def _fill(
+    drawn: "_Drawn", draw: Draw, classes: int, seed: int, batch_size: int, device: torch.device
+) -> Iterator[int]:
+    """Draw this process's images of a seed; tells after each batch how many all processes then have."""
     everyone = batch_size * world_size()
-    for start in range(0, samples, everyone):
+    for start in range(0, drawn.samples, everyone):
         first = start + rank() * batch_size
-        if first < samples:
-            yield torch.arange(first, min(first + batch_size, samples)), min(start + everyone, samples)
+        if first < drawn.samples:
+            numbers = torch.arange(first, min(first + batch_size, drawn.samples))
+            images = draw((numbers % classes).to(device), batch_seed(seed, first))
+            drawn.update(images.to(device), numbers)
+            yield min(start + everyone, drawn.samples)
 
 
 @dataclass
@@ -183,29 +216,14 @@ class _Drawn:
         return sum_over_ranks(pictures)
 
 
-def _require_different(seeds: Sequence[int]) -> None:
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"sampling seeds must be one or more, each another, got {list(seeds)}.")
-
-
-def _require_comparable(reference: RealImages, judges: Judges) -> InceptionV3:
-    """Before hours of drawing: can the images be compared?"""
-    inception = judges.inception
-    if inception is None:
-        reason = judges.absent.get("gfid", "these judges lack Inception.")
-        raise WeightsError(f"there is nothing to judge generated images by: {reason}")
-    found = len(reference.gaussian.mean)
-    if found != FEATURES:
-        raise StatisticsError(
-            f"{reference.name} has {found:,} features an image, and Inception has {FEATURES:,}: "
-            "take statistics of the Inception of FID."
-        )
-    if reference.convention not in (None, inception.convention):
-        raise StatisticsError(
-            f"the features of {reference.name} are of {reference.convention}, and those of the generated "
-            f"images would be of {inception.convention}: make the reference with the same network."
-        )
-    return inception
+def _over_seeds(seeds: Sequence[int], each: list[dict[str, float]]) -> dict[str, Any]:
+    """Means, deviations, and the values behind them."""
+    values = {name: [one[name] for one in each] for name in each[0]}
+    return {
+        "metrics": {name: fmean(found) for name, found in values.items()},
+        "std": {name: stdev(found) for name, found in values.items()} if len(each) > 1 else {},
+        "seeds": [{"seed": seed} | one for seed, one in zip(seeds, each, strict=True)],
+    }
 
 
 def _absent(metrics: dict[str, float], samples: int, reference: RealImages, judges: Judges) -> dict[str, str]:

@@ -62,6 +62,7 @@ def inpaint_image(
     The same seed and batch size give the same results.
     """
     require_at_least(1, count=count, batch_size=batch_size)
+    maskgit.require_classes([label])
     factor = maskgit.tokenizer.factor
     hidden = token_mask(mask, factor)
     if not hidden.any():

@@ -3,6 +3,7 @@
 h w = height and width in pixels.
 """
 
+import math
 from functools import cache
 from io import BytesIO
 
@@ -42,6 +43,11 @@ def write(
     anchor: str = "la",
 ) -> None:
     ImageDraw.Draw(sheet).text(place, text, fill=colour, font=_font(size), anchor=anchor)
+
+
+def text_width(text: str, size: int = TEXT) -> int:
+    """Pixels that `write` takes for the text, rounded up."""
+    return math.ceil(_font(size).getlength(text))
 
 
 @cache

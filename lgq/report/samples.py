@@ -7,18 +7,16 @@ b = images, s = their side in pixels, c = results. Images are RGB in [-1, 1].
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 
 import torch
 from jaxtyping import Bool, Float
-from PIL import ImageFont
 from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.evaluation.generation import batch_seed
-from lgq.generator import GeneratorError, MaskGIT
+from lgq.generator import MaskGIT
 from lgq.models.sampling import Sampling
-from lgq.report.canvas import GAP, LINE, MARGIN, TEXT, blank_sheet, pixels, sheet_png, write
+from lgq.report.canvas import GAP, LINE, MARGIN, blank_sheet, pixels, sheet_png, text_width, write
 from lgq.report.pictures import Panel, side_by_side
 
 _SHOWN_SIDE = 128
@@ -37,7 +35,8 @@ def draw_samples(
 ) -> Iterator[Float[Tensor, "b 3 s s"]]:
     """An image of each class, batch by batch, on the CPU: the same for the same seed and batch size."""
     require_at_least(1, batch_size=batch_size)
-    _require_known(classes, len(maskgit.classes))
+    # Before the first batch is drawn, not when the last one is asked for.
+    maskgit.require_classes(classes)
     for first in range(0, len(classes), batch_size):
         chosen = torch.tensor(classes[first : first + batch_size])
         yield maskgit.generate(chosen, sampling, seed=batch_seed(seed, first)).cpu()
@@ -66,7 +65,7 @@ def sample_grid(
     side, rows = scale * images.shape[-1], [-(-len(band) // columns) for band in bands.values()]
     width = min(columns, max(map(len, bands.values()))) * (side + GAP) - GAP
     height = len(bands) * (LINE + MARGIN) + sum(rows) * (side + GAP) - GAP
-    width = max(width, _width(caption))
+    width = max(width, text_width(caption))
     sheet, top = blank_sheet(width, height, caption), MARGIN + LINE
     for (number, band), lines in zip(bands.items(), rows, strict=True):
         top += MARGIN
@@ -104,28 +103,12 @@ def shortened(text: str, width: int) -> str:
     """The text, or as much of its beginning as fits into so many pixels, with dots for the rest."""
     # Names of classes are those of directories, which may hold anything.
     text = " ".join(text.encode(errors="replace").decode().split())
-    if _width(text) <= width:
+    if text_width(text) <= width:
         return text
-    while text and _width(text + "...") > width:
+    while text and text_width(text + "...") > width:
         text = text[:-1]
     return text.rstrip(" ,") + "..."
 
 
-def _require_known(classes: Sequence[int], known: int) -> None:
-    """Before the first batch is drawn, not when the last one is asked for."""
-    outside = [number for number in classes if not 0 <= number < known]
-    if outside:
-        raise GeneratorError(f"class {outside[0]} is not among 0..{known - 1}, those of the generator.")
-
-
 def _scale(images: Float[Tensor, "b 3 s s"]) -> int:
     return max(1, _SHOWN_SIDE // images.shape[-1])
-
-
-def _width(text: str) -> int:
-    return -int(-_font().getlength(text) // 1)
-
-
-@cache
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(TEXT)

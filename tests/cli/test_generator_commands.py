@@ -1,0 +1,442 @@
+"""`lgq train-generator` and `lgq evaluate` of a generator as a user types them: from images to a row."""
+
+import json
+import re
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cheap_inception import FEATURES, CheapInception
+from PIL import Image
+from safetensors.torch import load_file
+from token_sets import write_tokens
+from torch import Tensor
+
+from lgq import MaskGIT, Tokenizer
+from lgq.cli import generate, generator_row, main
+from lgq.data import FolderDataset
+from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.tokens import TokenDataset
+from lgq.evaluation import generation, reference
+from lgq.evaluation.fid import Gaussian
+from lgq.evaluation.generation import evaluate_generation
+from lgq.evaluation.judges import Judges
+from lgq.evaluation.likelihood import measure_likelihood
+from lgq.evaluation.reference import reference_of_images
+from lgq.evaluation.token_entropy import token_entropies
+from lgq.models.autoencoder import Backbone
+from lgq.models.sampling import Sampling
+from lgq.results import read_results
+from lgq.training.journal import read_records
+
+SIDE, CODES, LOGITS = 8, 6, 5
+CPU = torch.device("cpu")
+TINY = [
+    *("--transformer.layers", 1, "--transformer.width", 16, "--transformer.heads", 2),
+    *("--transformer.hidden", 16, "--batch-size", 4, "--steps", 3, "--schedule.warmup-steps", 1),
+    *("--validation-images", 6, "--sample-images", 2, "--sampling.steps", 2, "--checkpoint-every", 1),
+    *("--log-every", 1),
+]
+DRAWN = ["--images", 24, "--seeds", 0, 1, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
+
+
+class CheapClassifier(CheapInception):
+    def logits(self, features: Tensor) -> Tensor:
+        return 3 * features[:, :LOGITS]
+
+
+def lgq(*arguments: object) -> None:
+    main([str(argument) for argument in arguments])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line in which a command refuses to go on."""
+    with pytest.raises(SystemExit) as stop:
+        lgq(*arguments)
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert (stop.value.code, len(lines), printed.out) == (2, 1, ""), lines
+    return lines[0]
+
+
+def build(seed: int = 0, codebook_size: int = CODES) -> Tokenizer:
+    torch.manual_seed(seed)
+    backbone = Backbone(
+        widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2
+    )
+    return Tokenizer(backbone, codebook_size=codebook_size)
+
+
+def put_photos(folder: Path, seed: int, classes: tuple[str, ...] = ("cat", "dog"), each: int = 6) -> Path:
+    random = np.random.default_rng(seed)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            coarse = Image.fromarray(random.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+            coarse.resize((12, 10), Image.Resampling.BICUBIC).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """All that a user has who went from images to a generator."""
+    home = tmp_path_factory.mktemp("home")
+    build().save_pretrained(home / "tokenizer")
+    for seed, part in enumerate(("train", "val")):
+        photos = put_photos(home / f"{part}-photos", seed)
+        encode(home / "tokenizer", photos, home / part, "--flips")
+    made = Namespace(
+        tokenizer=home / "tokenizer",
+        photos=home / "val-photos",
+        train=home / "train",
+        val=home / "val",
+        generator=home / "generator",
+    )
+    train(made, made.generator)
+    return made
+
+
+def encode(tokenizer: Path, photos: Path, out: Path, *options: object) -> Path:
+    size = [] if "--image-size" in options else ["--image-size", SIDE]
+    lgq("encode", tokenizer, "--data", photos, "--out", out, *size, *options)
+    return out
+
+
+def train(made: Namespace, out: Path, *options: object) -> None:
+    sources = ["--tokens", made.train, "--val-tokens", made.val, "--out", out]
+    lgq("train-generator", "pocket", *sources, *TINY, *options)
+
+
+@pytest.fixture(autouse=True)
+def judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judges:
+    """A cheap network in the place of Inception."""
+    network = CheapClassifier()
+    cheap = Judges(None, network, {}, network)
+    monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: cheap)
+    monkeypatch.setattr(generation, "FEATURES", FEATURES)
+    monkeypatch.setattr(generation, "CLASSES", LOGITS)
+    monkeypatch.setattr(reference, "FEATURES", FEATURES)
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    return cheap
+
+
+@pytest.fixture
+def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever takes long fails, and not as a user's mistake does."""
+
+    def work(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("this is long work")
+
+    for name in ("evaluate_generation", "reference_of_images", "likelihood_of"):
+        monkeypatch.setattr(generator_row, name, work)
+
+
+def test_training_fills_a_run_directory_from_which_images_are_drawn(made, tmp_path):
+    config = json.loads((made.generator / "config.json").read_text())
+    assert config["kind"] == "generator"
+    assert (config["image_size"], config["loop"]["steps"]) == (SIDE, 3)
+    assert (config["transformer"]["width"], config["schedule"]["warmup_steps"]) == (16, 1)
+    assert config["tokenizer"] == Tokenizer.from_pretrained(made.tokenizer).fingerprint()
+    splits = [record["split"] for record in read_records(made.generator)]
+    assert splits == ["train", "train", "train", "validation"]
+    for which in ("best", "last"):
+        assert MaskGIT.from_pretrained(made.generator / which).classes == ("cat", "dog")
+    lgq("sample", made.generator, "--steps", 2, "--out", tmp_path / "grid.png")
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_command_continues_a_generator(made, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(made.generator, out)
+    shutil.rmtree(max((out / "checkpoints").iterdir()))
+    shutil.rmtree(out / "last")
+    train(made, out, "--resume", "must")
+    assert "after step 2" in capsys.readouterr().err
+    before, after = (load_file(run / "last" / "model.safetensors") for run in (made.generator, out))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    records = (out / "metrics.jsonl").read_bytes()
+    train(made, out)
+    assert "all 3 steps are done" in capsys.readouterr().err
+    assert (out / "metrics.jsonl").read_bytes() == records
+    assert "transformer.width (was 16, now 32)" in refusal(
+        capsys, "train-generator", "pocket", "--tokens", made.train, "--val-tokens", made.val,
+        "--out", out, *TINY, "--transformer.width", 32,
+    )  # fmt: skip
+
+
+def test_a_dry_run_says_what_the_generator_needs_and_leaves_nothing(made, tmp_path, capsys):
+    train(made, tmp_path / "run", "--dry-run", "--average-decay", 0.9)
+    printed = capsys.readouterr().out
+    resolved = json.loads(re.match(r"{.*^}", printed, re.DOTALL | re.MULTILINE)[0])
+    assert (resolved["transformer"]["layers"], resolved["loop"]["steps"]) == (1, 3)
+    transformer = MaskGIT.from_pretrained(made.generator / "last").transformer
+    parameters = sum(parameter.numel() for parameter in transformer.parameters())
+    for words in (f"{parameters:,}", "12, seen 1.0 times", "memory, tokenizer", "activations", "average"):
+        assert words in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_is_named(
+    made, tmp_path, capsys
+):
+    bare = tmp_path / "bare"
+    shutil.copytree(made.train, bare, ignore=shutil.ignore_patterns("tokenizer"))
+    command = ["train-generator", "pocket", "--tokens", bare, "--val-tokens", made.val, *TINY, "--dry-run"]
+    command += ["--out", tmp_path / "run"]
+    assert "holds no tokenizer/" in refusal(capsys, *command)
+    lgq(*command, "--tokenizer", made.tokenizer)
+
+
+def plain_evaluation(made: Namespace, judges: Judges) -> generation.GenerationEvaluation:
+    """By the library alone."""
+    maskgit = MaskGIT.from_pretrained(made.generator / "best")
+    real = reference_of_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
+    return evaluate_generation(
+        lambda classes, seed: maskgit.generate(classes, Sampling(steps=2), seed=seed),
+        2, real, judges, samples=24, seeds=(0, 1), batch_size=5, device=CPU,
+    )  # fmt: skip
+
+
+def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", out]
+    lgq(*command)
+    printed = capsys.readouterr()
+    (record,) = read_results(out / "results.jsonl")
+    expected = plain_evaluation(made, judges)
+    assert record["metrics"] == pytest.approx(expected.metrics, rel=1e-6)
+    assert record["metrics"].keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
+    assert [one["seed"] for one in record["seeds"]] == [0, 1]
+    assert record["std"].keys() == record["metrics"].keys()
+    assert "24 images, of each of 2 seeds" in printed.out
+    assert f"{record['metrics']['gfid']:.2f} ± {record['std']['gfid']:.2f}" in printed.out
+    with Image.open(out / "samples.png") as picture:
+        assert picture.width > 8 * SIDE
+    assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
+
+
+def test_a_record_tells_all_that_the_numbers_rest_on(made, tmp_path):
+    out = tmp_path / "out"
+    command = ["evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", out]
+    command += ["--sampling.guidance", 1.5, "--weights", "last"]
+    lgq(*command)
+    (record,) = read_results(out / "results.jsonl")
+    assert record["kind"] == "generator"
+    assert record["command"] == ["lgq", *map(str, command)]
+    assert (record["run"], record["weights"]) == (str(made.generator), str(made.generator / "last"))
+    assert record["config"]["transformer"]["width"] == 16
+    assert record["fingerprint"] == Tokenizer.from_pretrained(made.tokenizer).fingerprint()
+    assert (record["image_size"], record["images"], record["batch_size"]) == (SIDE, 24, 5)
+    assert record["classes"] == {"number": 2, "fewest": 12, "most": 12}
+    assert (record["sampling"]["steps"], record["sampling"]["guidance"]) == (2, 1.5)
+    assert record["environment"].keys() >= {"python", "torch"}
+    assert (record["fid"]["weights"], record["fid"]["reference_images"]) == ("cheap", 12)
+    assert str(made.photos) in record["fid"]["reference"]
+    assert len(record["fid"]["reference_sha256"]) == 64
+    assert record["inception_score"]["splits"] == "10, consecutive"
+    assert "likelihood" not in record
+
+
+def test_records_gather_beside_the_generator_and_the_same_command_finds_the_same(made, tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(made.generator / "best", mine)
+    for _ in range(2):
+        lgq("evaluate", mine, "--data", made.photos, *DRAWN)
+    first, second = read_results(mine / "evaluation" / "results.jsonl")
+    assert first["seeds"] == second["seeds"]
+    assert first["config"] == MaskGIT.from_pretrained(mine).settings
+
+
+def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tmp_path, capsys):
+    real = reference_of_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
+    real.gaussian.save(tmp_path / "real.npz")
+    for source in (["--data", made.photos], ["--reference", tmp_path / "real.npz"]):
+        lgq("evaluate", made.generator, *source, *DRAWN, "--out", tmp_path)
+    by_images, by_file = read_results(tmp_path / "results.jsonl")
+    assert by_file["metrics"]["gfid"] == by_images["metrics"]["gfid"]
+    assert by_file["absent"].keys() == {"kid", "precision", "recall"}
+    assert "no kid, precision, recall: " in capsys.readouterr().err
+
+
+def test_one_json_object_is_the_record(made, tmp_path, capsys):
+    lgq("evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", tmp_path, "--json")
+    printed = capsys.readouterr()
+    assert [json.loads(printed.out)] == read_results(tmp_path / "results.jsonl")
+    assert "gFID" in printed.err
+
+
+def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, capsys):
+    question = ["evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--batch-size", 5]
+    lgq(*question)
+    lgq(*question, "--train-tokens", made.train)
+    own, beside = (record["likelihood"] for record in read_results(tmp_path / "results.jsonl"))
+    train, val = TokenDataset(made.train), TokenDataset(made.val)
+    batches = TokenLoader(val, TokenLoading(batch_size=5)).one_pass()
+    maskgit = MaskGIT.from_pretrained(made.generator / "best")
+    values = {"data": repr(val)} | measure_likelihood(maskgit.transformer, batches, CPU)
+    assert own == values | token_entropies(val).record()
+    assert beside == values | token_entropies(train, val).record()
+    assert own["cross_entropy"] is None
+    printed = capsys.readouterr().out
+    assert f"{values['masked_tokens']:,.0f} hidden tokens" in printed
+    for value in (values["nll"], own["entropy"], beside["class_cross_entropy"]):
+        assert f"{value:.3f}" in printed
+    assert not (tmp_path / "samples.png").exists()
+
+
+def test_images_and_tokens_are_asked_about_in_one_evaluation(made, tmp_path, capsys):
+    lgq("evaluate", made.generator, "--data", made.photos, "--tokens", made.val, *DRAWN, "--out", tmp_path)
+    (record,) = read_results(tmp_path / "results.jsonl")
+    assert record["likelihood"]["nll"] > 0 < record["metrics"]["gfid"]
+    printed = capsys.readouterr().out
+    assert "gFID" in printed
+    assert "NLL" in printed
+
+
+def test_tokens_without_classes_are_one_class(made, tmp_path):
+    unlabelled = {"codebook_size": CODES, "fingerprint": build().fingerprint()}
+    tokens = write_tokens(tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), **unlabelled)
+    command = ["--tokens", tokens.path, "--tokenizer", made.tokenizer, "--out", tmp_path / "run", *TINY]
+    lgq("train-generator", "pocket", *command)
+    lgq("evaluate", tmp_path / "run", "--tokens", tokens.path)
+    (record,) = read_results(tmp_path / "run" / "evaluation" / "results.jsonl")
+    assert record["likelihood"]["entropy"] == record["likelihood"]["class_entropy"]
+
+
+@pytest.fixture(scope="module")
+def foreign(made: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """What does not fit the generator."""
+    home = tmp_path_factory.mktemp("foreign")
+    build(seed=1).save_pretrained(home / "tokenizer")
+    birds = put_photos(home / "birds", 2, ("cat", "eel"))
+    flat = put_photos(home / "flat", 2, ("",))
+    shutil.copytree(made.generator / "best", home / "mixed")
+    build(codebook_size=CODES + 1).save_pretrained(home / "mixed" / "tokenizer")
+    Gaussian(torch.zeros(3).double(), torch.eye(3).double()).save(home / "three.npz")
+    return Namespace(
+        tokenizer=home / "tokenizer",
+        tokens=encode(home / "tokenizer", made.photos, home / "tokens"),
+        birds=encode(made.tokenizer, birds, home / "bird-tokens"),
+        flat=encode(made.tokenizer, flat, home / "flat-tokens"),
+        large=encode(made.tokenizer, made.photos, home / "large", "--image-size", 2 * SIDE),
+        mixed=home / "mixed",
+        statistics=home / "three.npz",
+    )
+
+
+def test_mistakes_of_training_are_named_in_one_line(made, foreign, tmp_path, capsys):
+    out = tmp_path / "run"
+    for words, tokens, *options in (
+        ("holds tokens of tokenizer", made.train, "--tokenizer", foreign.tokenizer),
+        ("holds tokens of tokenizer", made.train, "--val-tokens", foreign.tokens),
+        ("is a generator, and this needs a tokenizer", made.train, "--tokenizer", made.generator),
+        ("its class 1 is 'eel', not 'dog'", made.train, "--val-tokens", foreign.birds),
+        ("its class 0 is None, not 'cat'", made.train, "--val-tokens", foreign.flat),
+        ("its grid is (8, 8), not (4, 4)", made.train, "--val-tokens", foreign.large),
+        ("name a directory of tokens", made.photos),
+        ("does not exist: name a directory of tokens", tmp_path / "gone"),
+        ("name a directory of tokens", made.train, "--val-tokens", made.generator),
+        ("got 3 of 3: shorten the warm-up", made.train, "--schedule.warmup-steps", 3),
+        ("label_dropout must lie in 0..1, got 2", made.train, "--label-dropout", 2),
+    ):
+        for dry in ([], ["--dry-run"]):
+            command = ["train-generator", "pocket", "--tokens", tokens, "--out", out, *TINY, *options, *dry]
+            assert words in refusal(capsys, *command), words
+            assert not out.exists(), words
+    command = ["train-generator", "pockets", "--tokens", made.train, "--out", out]
+    assert "unknown generator 'pockets': did you mean 'pocket'?" in refusal(capsys, *command)
+    command[1] = "pocket-lgq"
+    assert "unknown generator 'pocket-lgq': did you mean 'pocket'?" in refusal(capsys, *command)
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign, tmp_path, capsys):
+    data, tokens = ["--data", made.photos], ["--tokens", made.val]
+    out = tmp_path / "out"
+    for words, *options in (
+        ("--data or with --reference: give one", *data, "--reference", foreign.statistics),
+        ("give --data, --reference, or --tokens",),
+        ("--train-tokens is a yardstick for --tokens", *data, "--train-tokens", made.train),
+        ("is a generator, of which --geometry asks nothing", *data, "--geometry", "pca"),
+        ("is a generator, of which --image-size asks nothing", *data, "--image-size", SIDE),
+        ("seeds must be one or more, each another, got [1, 2, 1]", *data, "--seeds", 1, 2, 1),
+        ("images must be at least 2, got 1", *data, "--images", 1),
+        ("batch_size must be at least 1, got 0", *data, "--batch-size", 0),
+        ("batch_size must be at least 1, got 0", *tokens, "--batch-size", 0),
+        ("has 3 features an image", *tokens, "--reference", foreign.statistics),
+        ("gone.npz does not exist", *tokens, "--reference", tmp_path / "gone.npz"),
+        ("gone does not exist", "--data", tmp_path / "gone"),
+        ("holds 8 x 8 tokens an image, and the generator draws 4 x 4", *data, "--tokens", foreign.large),
+        ("encode with --image-size 8", *data, "--tokens", foreign.large),
+        ("holds tokens of tokenizer", *data, "--tokens", foreign.tokens),
+        ("is 'eel', and that of the generator is 'dog'", *data, "--tokens", foreign.birds),
+        ("is 'image', and that of the generator is 'cat'", *data, "--tokens", foreign.flat),
+        ("name a directory of tokens", *data, "--tokens", made.photos),
+        ("holds tokens of tokenizer", *data, *tokens, "--train-tokens", foreign.tokens),
+        ("is 'eel', and that of the generator is 'dog'", *tokens, "--train-tokens", foreign.birds),
+    ):
+        assert words in refusal(capsys, "evaluate", made.generator, *options, "--out", out), words
+        assert not out.exists(), words
+    line = refusal(capsys, "evaluate", foreign.mixed, *tokens, "--out", out)
+    assert "trained on tokens of tokenizer" in line
+    (tmp_path / "file").write_text("in the way")
+    line = refusal(capsys, "evaluate", made.generator, *data, "--out", tmp_path / "file")
+    assert "choose another place with --out" in line
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_without_the_weights_of_inception_nothing_is_measured(made, tmp_path, monkeypatch, capsys):
+    without = Judges(absent={"gfid": "run `lgq weights fetch`."})
+    monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: without)
+    question = ["evaluate", made.generator, "--data", made.photos, "--tokens", made.val, "--out", tmp_path]
+    assert "run `lgq weights fetch`" in refusal(capsys, *question)
+
+
+def test_what_is_asked_of_a_generator_is_not_asked_of_a_tokenizer(made, capsys):
+    for option in (["--seeds", 1], ["--tokens", made.val], ["--train-tokens", made.train],
+                   ["--reference", "x.npz"], ["--sampling.steps", 3], ["--sampling.top-k", 3]):  # fmt: skip
+        line = refusal(capsys, "evaluate", made.tokenizer, "--data", made.photos, "--image-size", 8, *option)
+        assert f"is a tokenizer, of which {option[0]} asks nothing: leave it out" in line
+    assert not (made.tokenizer / "evaluation").exists()
+
+
+def test_a_generator_is_no_tokenizer_and_the_reverse(made, tmp_path, capsys):
+    photo, out = made.photos / "cat" / "0.png", tmp_path / "out"
+    for source in (made.generator, made.generator / "best"):
+        for command in (
+            ["encode", source, "--data", made.photos, "--out", out],
+            ["encode", source, "--data", made.photos, "--out", out, "--image-size", SIDE],
+            ["reconstruct", source, photo, "--out", out],
+            ["decode", source, made.val, "--out", out],
+        ):
+            assert "is a generator, and this needs a tokenizer" in refusal(capsys, *command)
+    for command in (["sample"], ["inpaint", "--box", 0, 0, 4, 4]):
+        line = refusal(capsys, command[0], made.tokenizer, *[photo][: len(command) - 1], *command[1:],
+                       "--out", tmp_path / "out.png")  # fmt: skip
+        assert "is a tokenizer, and this needs a generator" in line
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_of_several_processes_the_first_one_draws(made, tmp_path, monkeypatch):
+    photo = made.photos / "cat" / "0.png"
+    for rank in (1, 0):
+        monkeypatch.setattr(generate, "rank", lambda: rank)  # noqa: B023
+        lgq("sample", made.generator, "--steps", 1, "--count", 1, "--out", tmp_path / "samples")
+        lgq("inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", 0, "--steps", 1,
+            "--count", 1, "--out", tmp_path / "strip.png")  # fmt: skip
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == (set() if rank else {"samples", "strip.png"})
+
+
+def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_path, capsys):
+    photo, out, huge = made.photos / "cat" / "0.png", tmp_path / "out.png", 10**20
+    for command in (
+        ["sample", made.generator, "--classes", huge],
+        ["inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", huge],
+    ):
+        assert f"class {huge} is not among 0..1" in refusal(capsys, *command, "--out", out)
