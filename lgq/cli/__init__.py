@@ -4,9 +4,13 @@ Exit codes: 0, done; 1, the loss is no number any more; 2, a user's mistake, in 
 on request, with all work saved: the same command goes on; 130, stopped, and nothing to go on with.
 """
 
+import contextlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
 import tyro
@@ -55,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Return when all is done; exit with one of the other codes."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     with log_to_the_console():
-        code = _run(given)
+        try:
+            code = _run(given)
+        except BrokenPipeError:
+            # Whoever read the output has seen enough, as `head` does; nothing more can be printed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
     if code:
         sys.exit(code)
 
@@ -72,9 +81,7 @@ def _run(arguments: list[str]) -> int:
         complain(error)
         return DIVERGED
     except BrokenPipeError:
-        # Whoever read the output has seen enough, as `head` does; nothing more can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except (ValueError, OSError) as mistake:
         return _refuse(mistake)
     except KeyboardInterrupt:
@@ -109,7 +116,8 @@ def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
     configured = {name: FAMILIES[name].with_defaults_of(run) for name, run in runs.items()}
     kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in (COMMANDS | configured).items()]
     any_of_them: Any = Union[tuple(kinds)]  # noqa: UP007
-    command: Command = tyro.cli(
+    parse = partial(
+        tyro.cli,
         any_of_them,
         prog="lgq",
         description="Discrete image tokenizers and generators: LGQ and its baselines.",
@@ -117,4 +125,25 @@ def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
         config=MARKERS,
         registry=REGISTRY,
     )
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            command: Command = parse()
+    except SystemExit as end:
+        # What settings refuse is a line of ours; a box around it names parts that users never see.
+        if refusal := _refusal_behind(end):
+            raise refusal from None
+        command = parse()  # prints help, or what is wrong with the options
     return command
+
+
+def _refusal_behind(end: BaseException) -> ValueError | None:
+    """The mistake that settings found, if any; words that make no value are the parser's to explain."""
+    error = end.__context__
+    while error is not None and not (isinstance(error, ValueError) and _is_of_settings(error)):
+        error = error.__context__
+    return error
+
+
+def _is_of_settings(error: ValueError) -> bool:
+    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].startswith("lgq.") and not frames[-1].startswith("lgq.cli.")

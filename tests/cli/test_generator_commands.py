@@ -440,3 +440,24 @@ def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_pat
         ["inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", huge],
     ):
         assert f"class {huge} is not among 0..1" in refusal(capsys, *command, "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("evaluate GEN --tokens t --sampling.steps 0", "steps must be at least 1, got 0"),
+        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must lie above 0"),
+        ("train-generator pocket --tokens t --out o --transformer.heads 7", "heads must divide the width"),
+        ("train pocket-lgq --data d --out o --backbone.blocks 0", "blocks must be at least 1, got 0"),
+        ("sample GEN --out s.png --steps 0", "steps must be at least 1, got 0"),
+    ],
+)
+def test_settings_deep_within_a_command_are_refused_in_one_line(command, line, capsys):
+    assert line in refusal(capsys, *command.split())
+
+
+def test_words_that_are_no_value_are_explained_with_their_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        lgq("sample", "GEN", "--out", "s.png", "--steps", "many")
+    assert stop.value.code == 2
+    assert "--steps" in capsys.readouterr().err
