@@ -10,7 +10,7 @@ import lgq
 ROOT = Path(lgq.__file__).parent
 TIERS = {
     "checks": 0, "config": 0, "distributed": 0, "files": 0, "ops": 0, "pretrained": 0, "results": 0,
-    "weights": 0,
+    "rows": 0, "weights": 0,
     "quantizers": 1, "models": 1, "data": 1,
     "tokenizer": 2,
     "generator": 3,
@@ -25,6 +25,7 @@ WITHIN_TIER_ZERO = {
     "ops": {"checks", "config", "distributed"},
     "weights": {"files"},
     "results": {"checks", "config", "files"},
+    "rows": {"config", "files", "results"},
 }
 
 

@@ -19,6 +19,7 @@ from lgq.cli.bench import Bench
 from lgq.cli.console import command_line, complain, log_to_the_console, say
 from lgq.cli.demo import Demo
 from lgq.cli.evaluate import Evaluate
+from lgq.cli.experiment import Experiment
 from lgq.cli.generate import Inpaint, Sample
 from lgq.cli.images import Decode, Encode, Reconstruct
 from lgq.cli.options import MARKERS, REGISTRY
@@ -46,12 +47,13 @@ COMMANDS: dict[str, type[Command]] = {
     "decode": Decode,
     "sample": Sample,
     "inpaint": Inpaint,
+    "experiment": Experiment,
     "weights": Weights,
     "bench": Bench,
 }
 
 
-CONTINUED = (Demo, Train, TrainGenerator, Encode, Decode)
+CONTINUED = (Demo, Train, TrainGenerator, Encode, Decode, Experiment)
 """Commands that go on where they were stopped."""
 
 

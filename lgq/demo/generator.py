@@ -29,9 +29,10 @@ def demo_generator() -> GeneratorRun:
     """The pocket scale, smaller still; few images, so that they are seen often."""
     return replace(
         named_generator("pocket"),
-        transformer=Transformer(layers=4, width=192, heads=4, hidden=768),
+        transformer=Transformer(layers=3, width=192, heads=4, hidden=768, dropout=0.0),
         batch_size=32,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
+        clip=1.0,
         schedule=Schedule(kind="cosine", warmup_steps=50),
         sample_images=0,
         loop=LoopSettings(steps=500, log_every=20, validate_every=250, checkpoint_every=100, keep=1),

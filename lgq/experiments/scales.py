@@ -1,0 +1,207 @@
+"""How large an experiment is: the paper's, a pocket edition for two CPU cores, and one for tests.
+
+Every run of a scale derives from one base, so that rows differ in what their table varies alone.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
+from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
+from lgq.models.sampling import Sampling
+from lgq.runs import named_generator, named_run
+from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.losses import LossWeights
+from lgq.training.recipe import Precision, TokenizerRun
+from lgq.training.schedule import Schedule
+from lgq.training.stopping import LoopSettings
+
+AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
+
+_VALIDATIONS = 10
+"""Of a run whose number of steps was chosen: at least so many, for a curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How much is measured."""
+
+    images: int
+    """Of the validation data, a fixed random subset, for reconstruction and as reference of generators."""
+    geometry_images: int
+    """For the study of codebooks, likewise."""
+    samples: int
+    """That a generator draws with each sampling seed."""
+    sampling_seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """All that is decided once for every row."""
+
+    name: str
+    tokenizer: TokenizerRun
+    """The base of every tokenizer."""
+    ablation: TokenizerTask
+    """The base of the ablations, for which the paper has a smaller budget."""
+    generator: GeneratorRun
+    sizes: tuple[int, ...]
+    """Codebook sizes of the sweep."""
+    matched_sizes: tuple[int, ...]
+    """Codebook sizes at which LGQ meets IBQ."""
+    cost: CostTask
+    cost_sizes: tuple[int, int, int, int]
+    """The four codebook sizes of the cost table."""
+    measuring: Measuring
+
+    def row(
+        self, quantizer: str = "lgq", codebook_size: int | None = None, *, stages: int = 1, **options: Any
+    ) -> TokenizerTask:
+        """The base with this quantizer, and nothing else changed."""
+        return TokenizerTask(run=_with(self.tokenizer, quantizer, codebook_size, stages, options))
+
+    def ablated(self, **options: Any) -> TokenizerTask:
+        """The base of the ablations with these options of LGQ."""
+        return replace(self.ablation, run=_with(self.ablation.run, "lgq", None, 1, options))
+
+    def generated(self, quantizer: str) -> GeneratorTask:
+        """A generator on the tokens of the base with this quantizer."""
+        return GeneratorTask(run=self.generator, tokenizer=self.row(quantizer))
+
+    def adjusted(
+        self, *, steps: int | None, generator_steps: int | None, precision: Precision | None
+    ) -> "Scale":
+        """With other lengths and another precision, for all rows alike."""
+        return replace(
+            self,
+            tokenizer=_adjusted(self.tokenizer, steps, precision),
+            ablation=replace(self.ablation, run=_adjusted(self.ablation.run, steps, precision)),
+            generator=_adjusted(self.generator, generator_steps, precision),
+        )
+
+
+def smoke() -> Scale:
+    """Seconds: 16 x 16 pixels, 16 tokens of 32 codes, four steps."""
+    loop = LoopSettings(steps=4, log_every=1, validate_every=2, checkpoint_every=2)
+    backbone = Backbone(
+        widths=(4, 8, 8), blocks=1, groups=2, attention_heads=0, latent_channels=8, latent_groups=2
+    )
+    tokenizer = replace(
+        _pocket_tokenizer(),
+        codebook_size=32,
+        backbone=backbone,
+        image_size=16,
+        batch_size=4,
+        schedule=Schedule(kind="cosine", warmup_steps=1),
+        validation_images=8,
+        loop=loop,
+    )
+    generator = replace(
+        named_generator("pocket"),
+        transformer=Transformer(layers=1, width=16, heads=2, hidden=16),
+        batch_size=4,
+        schedule=Schedule(warmup_steps=1),
+        validation_images=8,
+        sample_images=2,
+        sampling=Sampling(steps=2),
+        loop=loop,
+    )
+    return Scale(
+        name="smoke",
+        tokenizer=tokenizer,
+        ablation=TokenizerTask(run=tokenizer),
+        generator=generator,
+        sizes=(32, 64),
+        matched_sizes=(32, 64),
+        cost=CostTask(quantizer="lgq", codebook_size=32, tokens=64, dim=8, repeats=1),
+        cost_sizes=(8, 16, 32, 64),
+        measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
+    )
+
+
+def pocket() -> Scale:
+    """Hours of two CPU cores: 64 x 64 pixels, f = 8, 2,048 tokens a step as in the paper.
+
+    The objective is l1 alone: LPIPS and a discriminator would take several times the backbone's time.
+    """
+    return Scale(
+        name="pocket",
+        tokenizer=_pocket_tokenizer(),
+        ablation=TokenizerTask(run=_pocket_tokenizer()),
+        generator=named_generator("pocket"),
+        sizes=(1_024, 4_096, 16_384),
+        matched_sizes=(1_024, 4_096, 16_384),
+        cost=_paper_cost(),
+        cost_sizes=(4_096, 16_384, 65_536, 262_144),
+        # 5,000 images of 64 tokens: with 1,000, codes of 16,384 would count as dead for want of tokens.
+        measuring=Measuring(images=1_000, geometry_images=5_000, samples=1_000, sampling_seeds=(0, 1)),
+    )
+
+
+def imagenet256() -> Scale:
+    """The paper's, for four processes of 8 images a step each: rFID on 10,000 images, geometry on 5,000.
+
+    Its ablations see 50,000 images ten times.
+    """
+    tokenizer = named_run("imagenet256-lgq")
+    short = replace(tokenizer.loop, steps=15_625, validate_every=1_563, checkpoint_every=500)
+    return Scale(
+        name="imagenet256",
+        tokenizer=tokenizer,
+        ablation=TokenizerTask(run=replace(tokenizer, loop=short), images=50_000),
+        generator=named_generator("imagenet256"),
+        sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
+        matched_sizes=(4_096, 16_384, 65_536),
+        cost=_paper_cost(),
+        cost_sizes=(4_096, 16_384, 65_536, 262_144),
+        measuring=Measuring(
+            images=10_000, geometry_images=5_000, samples=50_000, sampling_seeds=(0, 1, 2, 3)
+        ),
+    )
+
+
+SCALES = {"smoke": smoke, "pocket": pocket, "imagenet256": imagenet256}
+
+
+def _pocket_tokenizer() -> TokenizerRun:
+    """With a learning rate that a short run makes the most of, the same for every quantizer."""
+    run = named_run("pocket-lgq")
+    return replace(
+        run,
+        learning_rate=1e-3,
+        schedule=Schedule(kind="cosine", warmup_steps=200),
+        loss=LossWeights(lpips=0.0, gan=0.0),
+        best_by="l1",
+        loop=replace(run.loop, keep=1),
+    )
+
+
+def _paper_cost() -> CostTask:
+    """32 images of 256 tokens of 64 channels."""
+    return CostTask(quantizer="lgq", codebook_size=16_384, tokens=8_192, dim=64, repeats=5)
+
+
+def _with(
+    base: TokenizerRun, quantizer: str, codebook_size: int | None, stages: int, options: dict[str, Any]
+) -> TokenizerRun:
+    return replace(
+        base,
+        quantizer=quantizer,
+        codebook_size=codebook_size or base.codebook_size,
+        stages=stages,
+        quantizer_options=options,
+    )
+
+
+def _adjusted(run: AnyRun, steps: int | None, precision: Precision | None) -> AnyRun:
+    if precision is not None:
+        run = replace(run, precision=precision)
+    if steps is None:
+        return run
+    every = min(run.loop.validate_every, max(1, steps // _VALIDATIONS))
+    return replace(
+        run,
+        loop=replace(run.loop, steps=steps, validate_every=every),
+        schedule=replace(run.schedule, warmup_steps=min(run.schedule.warmup_steps, steps // 10)),
+    )

@@ -1,0 +1,76 @@
+"""RESULTS: records that are whole or absent, plans that grow, damage that is named."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lgq.rows import Plan, PlannedRow, Results, RowsError
+
+
+def planned(row: str, seed: int = 0) -> PlannedRow:
+    return PlannedRow(row=row, label=row.upper(), group="", kind="tokenizer", seed=seed, id=f"{row}-{seed}")
+
+
+PLAN = Plan(
+    experiment="comparison",
+    title="All of them",
+    paper="tab:k16k",
+    about="Much.",
+    scale="smoke",
+    data="sample",
+    validation_data="sample:held-out",
+    images="0123",
+    protocol={"steps": 4, "measuring": {"images": 8}},
+    rows=(planned("a"), planned("b")),
+)
+
+
+def test_what_is_written_is_read(tmp_path):
+    results = Results(tmp_path / "new")
+    results.write_record("a-0", {"id": "a-0", "metrics": {"psnr": float("nan"), "l1": 0.5}})
+    results.write_plan(PLAN)
+    results.write_pictures("a-0", {"usage": b"png"})
+    assert results.record("a-0") == {"id": "a-0", "metrics": {"psnr": None, "l1": 0.5}}
+    assert results.records().keys() == {"a-0"}
+    assert results.plans() == {"comparison": PLAN}
+    assert (results.pictures("a-0") / "usage.png").read_bytes() == b"png"
+
+
+def test_nothing_is_there_before_something_is_written(tmp_path):
+    results = Results(tmp_path / "new")
+    assert not results.is_finished("a-0")
+    assert (results.record("a-0"), results.plan("comparison")) == (None, None)
+    assert (results.records(), results.plans()) == ({}, {})
+    assert not (tmp_path / "new").exists()
+
+
+def test_merged_plans_have_the_rows_of_both_with_seeds_together():
+    more = replace(PLAN, rows=(planned("a"), planned("b"), planned("a", 1), planned("b", 1)))
+    merged = PLAN.merged(more)
+    assert [(row.row, row.seed) for row in merged.rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert more.merged(PLAN).rows == merged.rows
+    assert (merged.seeds, PLAN.seeds) == ((0, 1), (0,))
+
+
+def test_a_row_that_has_another_run_now_has_that_one():
+    moved = replace(PLAN, rows=(replace(planned("a"), id="new"), planned("b")))
+    assert moved.merged(PLAN).rows == moved.rows
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null"])
+def test_a_damaged_record_is_named(content, tmp_path):
+    results = Results(tmp_path)
+    results.write_record("a-0", {})
+    (tmp_path / "rows" / "a-0.json").write_text(content)
+    with pytest.raises(RowsError, match=r"a-0.json.*run its experiment again"):
+        results.record("a-0")
+
+
+def test_a_plan_of_another_version_is_named(tmp_path):
+    results = Results(tmp_path)
+    results.write_plan(PLAN)
+    file = tmp_path / "experiments" / "comparison.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"news": 1}))
+    with pytest.raises(RowsError, match=r"comparison.json is no plan that this lgq knows.*news"):
+        results.plans()
