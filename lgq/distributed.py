@@ -1,6 +1,7 @@
 """Who am I among the processes, and sums over all of them; inert on one process."""
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,14 +12,26 @@ from torch import Tensor
 def join_processes() -> torch.device:
     """Meet the processes that torchrun started, if it did; returns the device of this one."""
     accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == "mps":
+        accelerator = None  # it has no float64, in which metrics are summed
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         # Counts and metrics meet on the CPU, gradients on the device.
-        dist.init_process_group("gloo" if accelerator is None else "cpu:gloo,cuda:nccl")
+        backend = "gloo" if accelerator is None else "cpu:gloo,cuda:nccl"
+        # The first process judges and draws some things alone, while the others wait.
+        dist.init_process_group(backend, timeout=timedelta(days=1))
     if accelerator is None:
         return torch.device("cpu")
     device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
     torch.accelerator.set_device_index(device.index)
     return device
+
+
+def leave_processes() -> None:
+    """After all work, together: launchers stop the others where one process ends early."""
+    if dist.is_available() and dist.is_initialized():
+        if world_size() > 1:
+            dist.barrier()
+        dist.destroy_process_group()
 
 
 def world_size() -> int:

@@ -23,6 +23,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
+from lgq.companion import COPY, leave_copy, require_room_for_copy
 from lgq.config import from_json, to_json
 from lgq.files import replace_file
 from lgq.models.maskgit import MaskedTransformer, Transformer
@@ -30,9 +31,6 @@ from lgq.models.modes import in_eval_mode
 from lgq.models.sampling import Sampling, sample_tokens
 from lgq.pretrained import CONFIG, WEIGHTS, HubOptions, PretrainedError, find_file, load_weights
 from lgq.tokenizer import Tokenizer
-
-TOKENIZER = "tokenizer"
-"""Directory of the tokenizer within the generator's."""
 
 _PAPER, _DEFAULT = Transformer(), Sampling()
 _CARD = """\
@@ -85,8 +83,9 @@ class MaskGIT(
     tags=["image-generation", "masked-image-modeling"],
     model_card_template=_CARD,
 ):
-    """A transformer that predicts tokens, and the frozen tokenizer that they belong to.
+    """A transformer that predicts tokens, and the tokenizer that they belong to.
 
+    tokenizer: from here on frozen, and in eval mode.
     image_size: side of the square images, a multiple of the tokenizer's factor.
     classes: name of each class; images without labels are one class.
     transformer: its size.
@@ -104,6 +103,8 @@ class MaskGIT(
         transformer: Transformer = _PAPER,
     ):
         super().__init__()
+        if isinstance(classes, str):
+            raise GeneratorError(f"classes must be a name each, got one string: write ({classes!r},).")
         require_at_least(1, image_size=image_size, classes=len(classes))
         if image_size % tokenizer.factor:
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
@@ -133,7 +134,10 @@ class MaskGIT(
     def sample(
         self, classes: Int64[Tensor, " b"], sampling: Sampling = _DEFAULT, *, seed: int = 0
     ) -> Int64[Tensor, "b *token_shape"]:
-        """Tokens of new images; the same seed, batch and device give the same."""
+        """Tokens of new images; the same seed, batch and device give the same.
+
+        seed: from 0 on. A CPU sees the lowest 32 bits of it.
+        """
         blank = torch.full((len(classes), *self.token_shape), self.transformer.mask_token)
         return self._fill(blank, classes, sampling, seed)
 
@@ -205,12 +209,12 @@ class MaskGIT(
         source = pretrained_model_name_or_path
         weights, config = (find_file(source, name, options) for name in (WEIGHTS, CONFIG))
         settings = _read_settings(config)
-        parts = (find_file(source, f"{TOKENIZER}/{name}", options) for name in (CONFIG, WEIGHTS))
+        parts = (find_file(source, f"{COPY}/{name}", options) for name in (CONFIG, WEIGHTS))
         tokenizer = Tokenizer.from_files(*parts)
         if tokenizer.fingerprint() != settings.fingerprint:
             made, given = settings.fingerprint[:12], tokenizer.fingerprint()[:12]
             raise PretrainedError(
-                f"{source} was trained on tokens of tokenizer {made}, and its {TOKENIZER}/ holds {given}: "
+                f"{source} was trained on tokens of tokenizer {made}, and its {COPY}/ holds {given}: "
                 "copy the directory again, all of it."
             )
         return cls._of(tokenizer, settings, weights).to(map_location)
@@ -229,9 +233,10 @@ class MaskGIT(
         return maskgit.eval()
 
     def _save_pretrained(self, save_directory: Path) -> None:
+        require_room_for_copy(self.tokenizer, save_directory)
         tensors = {name: tensor.contiguous() for name, tensor in self.transformer.state_dict().items()}
         replace_file(save_directory / WEIGHTS, save(tensors))
-        self.tokenizer.save_pretrained(save_directory / TOKENIZER)
+        leave_copy(self.tokenizer, save_directory)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         return super().generate_model_card(

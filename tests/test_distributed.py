@@ -1,6 +1,7 @@
 """Two processes over loopback agree with one process that holds both halves of the batch."""
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lgq.distributed import sum_over_ranks, world_size
+from lgq.distributed import leave_processes, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
 from lgq.quantizers import LGQ, VQ
 
@@ -119,3 +120,26 @@ def test_codes_that_start_from_data_start_alike_on_every_rank(ranks):
 def test_usage_counts_of_all_ranks_are_those_of_the_whole(ranks, whole):
     for rank in ranks:
         assert torch.equal(rank["counts"], whole["counts"])
+
+
+def leave_late(rank: int, port: int, folder: str) -> None:
+    """The first process has work of its own, for which the second one must wait."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    if rank == 0:
+        time.sleep(0.5)
+        Path(folder, "work").write_text("done")
+    leave_processes()
+    Path(folder, f"{rank}").write_text(str(Path(folder, "work").exists() and not dist.is_initialized()))
+
+
+def test_processes_leave_together_once_the_work_of_all_is_done(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(leave_late, args=(port, str(tmp_path)), nprocs=2)
+    assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["True", "True"]
+
+
+def test_one_process_leaves_nothing():
+    leave_processes()
+    assert not dist.is_initialized()

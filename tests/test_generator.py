@@ -196,3 +196,28 @@ def test_tokens_of_another_grid_are_refused() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskGIT(build().tokenizer, **({"image_size": SIDE, "classes": ("one",)} | settings))  # type: ignore[arg-type]
+
+
+def test_a_string_of_classes_is_refused() -> None:
+    with pytest.raises(GeneratorError, match=r"one string: write \('cat',\)"):
+        MaskGIT(build().tokenizer, image_size=SIDE, classes="cat")
+
+
+def test_saving_spares_what_is_in_the_place_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer/checkpoints").mkdir(parents=True)
+    (tmp_path / "tokenizer/config.json").write_text("{}")
+    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
+        build().save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer/config.json").read_text() == "{}"
+    assert (tmp_path / "tokenizer/checkpoints").is_dir()
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_saving_again_replaces_the_generator_and_keeps_the_tokenizer(tmp_path: Path) -> None:
+    maskgit = build()
+    maskgit.save_pretrained(tmp_path)
+    copy = (tmp_path / "tokenizer/model.safetensors").stat()
+    torch.nn.init.ones_(maskgit.transformer.bias)
+    maskgit.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer/model.safetensors").stat().st_mtime_ns == copy.st_mtime_ns
+    assert (MaskGIT.from_pretrained(tmp_path).transformer.bias == 1).all()

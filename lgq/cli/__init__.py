@@ -23,8 +23,10 @@ from lgq.cli.experiment import Experiment
 from lgq.cli.generate import Inpaint, Sample
 from lgq.cli.images import Decode, Encode, Reconstruct
 from lgq.cli.options import MARKERS, REGISTRY
+from lgq.cli.report import Report
 from lgq.cli.train import FAMILIES, Train, TrainGenerator
 from lgq.cli.weights import Weights
+from lgq.distributed import leave_processes
 from lgq.training.loop import DivergedError
 from lgq.training.signals import INTERRUPTED
 
@@ -48,6 +50,7 @@ COMMANDS: dict[str, type[Command]] = {
     "sample": Sample,
     "inpaint": Inpaint,
     "experiment": Experiment,
+    "report": Report,
     "weights": Weights,
     "bench": Bench,
 }
@@ -78,7 +81,9 @@ def _run(arguments: list[str]) -> int:
     except ValueError as mistake:
         return _refuse(mistake)
     try:
-        return command.run()
+        code = command.run()
+        leave_processes()
+        return code
     except DivergedError as error:
         complain(error)
         return DIVERGED

@@ -18,7 +18,7 @@ from lgq.distributed import join_processes, rank
 from lgq.files import replace_file
 from lgq.results import RESULTS, append_result, strict
 from lgq.training.directory import describe_environment
-from lgq.training.trained import kind_of, trained_settings, trained_weights
+from lgq.training.trained import kind_of, run_of, trained_settings, trained_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,6 @@ class Evaluate(Request):
         """Of the result; it is there once the record is."""
         if self.out is None and not Path(self.source).is_dir():
             raise ValueError(f"{self.source} is not on this machine: give --out for record and pictures.")
-        folder = self.out or Path(self.source) / "evaluation"
+        folder = self.out or run_of(self.source) / "evaluation"
         require_place(folder)
         return folder

@@ -11,7 +11,6 @@ from lgq.demo.drawing import Drawing
 from lgq.evaluation.inpainting import box_mask, inpaint_image
 from lgq.evaluation.token_entropy import token_entropies
 from lgq.generator import MaskGIT
-from lgq.models.maskgit import Transformer
 from lgq.models.sampling import Sampling
 from lgq.report.samples import draw_samples, inpainting_strip, sample_grid
 from lgq.runs import named_generator
@@ -26,14 +25,11 @@ _SAMPLING = Sampling(steps=11, choice_temperature=2.0)
 
 
 def demo_generator() -> GeneratorRun:
-    """The pocket scale, smaller still; few images, so that they are seen often."""
+    """The pocket scale, cut short: few images, so that they are seen often."""
     return replace(
         named_generator("pocket"),
-        transformer=Transformer(layers=3, width=192, heads=4, hidden=768, dropout=0.0),
-        batch_size=32,
-        learning_rate=1e-3,
-        clip=1.0,
         schedule=Schedule(kind="cosine", warmup_steps=50),
+        average_decay=None,
         sample_images=0,
         loop=LoopSettings(steps=500, log_every=20, validate_every=250, checkpoint_every=100, keep=1),
     )

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from lgq.companion import COPY, leave_copy, require_room_for_copy
 from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
 from lgq.data.loader import Batch, ImageLoader, Loading
 from lgq.data.subset import Subset
@@ -33,14 +34,10 @@ from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png, to_tensor
 from lgq.distributed import rank, world_size
 from lgq.evaluation.reconstruction import psnr
-from lgq.files import replace_directory
 from lgq.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
 """Called with the images done and the images to do, of this process."""
-
-TOKENIZER = "tokenizer"
-"""Directory of the tokenizer within that of its tokens."""
 
 _DECODED_FROM = "decoded-from.json"
 
@@ -89,10 +86,7 @@ def encode_dataset(
     encoding = _plan(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
     loading = Loading(image_size=image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
-    # Shards come after their tokenizer: where there is one, the directory beside it is its own.
-    if rank() == 0 and not (writer.written and Path(out, TOKENIZER).is_dir()):
-        _leave_tokenizer(tokenizer, Path(out, TOKENIZER))
-    _wait_for_all()
+    _leave_tokenizer(tokenizer, Path(out))
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
     parts = {shard: _part(dataset, shard, shard_size) for shard in mine}
@@ -117,10 +111,10 @@ def encode_dataset(
 
 def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
     """The tokenizer that `encode_dataset` left beside its tokens; in eval mode, on the CPU."""
-    folder = tokens.path / TOKENIZER
+    folder = tokens.path / COPY
     if not folder.is_dir():
         raise TokenError(
-            f"{tokens.path} holds no {TOKENIZER}/, by which its tokens can be decoded: {AGAIN}, or name the "
+            f"{tokens.path} holds no {COPY}/, by which its tokens can be decoded: {AGAIN}, or name the "
             "tokenizer yourself."
         )
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -224,14 +218,18 @@ def _plan(
 
 
 def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    try:
-        with replace_directory(folder) as directory:
-            tokenizer.save_pretrained(directory)
-    except OSError as error:
-        raise TokenError(
-            f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you may "
-            "write to."
-        ) from error
+    # On every rank: one that is refused alone would leave the others waiting.
+    require_room_for_copy(tokenizer, folder)
+    _wait_for_all()
+    if rank() == 0:
+        try:
+            leave_copy(tokenizer, folder)
+        except OSError as error:
+            raise TokenError(
+                f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you "
+                "may write to."
+            ) from error
+    _wait_for_all()
 
 
 def _encode(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:

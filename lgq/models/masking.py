@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
-
 
 def mask_ratio(u: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
     """cos(pi u / 2): most images lose most of their tokens, as at the start of sampling.
@@ -34,13 +32,11 @@ def random_masks(u: Float[Tensor, " b"], scores: Float[Tensor, "b n"]) -> Bool[T
 
 
 def fixed_masks(numbers: Int64[Tensor, " b"], length: int, *, seed: int = 0) -> Bool[Tensor, "b n"]:
-    """Masks of a validation, which belong to an image's number and the seed alone.
-
-    The u of consecutive images follow the golden ratio, which spreads them evenly over 0..1.
-    """
-    u = ((numbers.cpu().double() + 0.5) * _GOLDEN).frac()
-    scores = torch.stack([_scores(number, length, seed) for number in numbers.tolist()])
-    return random_masks(u, scores).to(numbers.device)
+    """Masks of a validation, which belong to an image's number and the seed alone."""
+    # Not torch's generator, which on a CPU knows no more than 32 bits of its seed.
+    generators = [np.random.default_rng((seed, number)) for number in numbers.tolist()]
+    drawn = torch.from_numpy(np.stack([generator.random(1 + length) for generator in generators]))
+    return random_masks(drawn[:, 0], drawn[:, 1:]).to(numbers.device)
 
 
 def masked_loss(
@@ -51,8 +47,3 @@ def masked_loss(
     smoothing: share of the target that is spread over all codes.
     """
     return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing)
-
-
-def _scores(number: int, length: int, seed: int) -> Float[Tensor, " n"]:
-    # Not torch's generator, which on a CPU knows no more than 32 bits of its seed.
-    return torch.from_numpy(np.random.default_rng((seed, number)).random(length))

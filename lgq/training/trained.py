@@ -9,7 +9,7 @@ from lgq.config import ConfigError
 from lgq.generator import MaskGIT
 from lgq.pretrained import WEIGHTS, find_file
 from lgq.tokenizer import Tokenizer
-from lgq.training.directory import BEST, CONFIG, LAST, RunError
+from lgq.training.directory import BEST, CONFIG, ENVIRONMENT, LAST, RunError
 
 Which = Literal["best", "last"]
 Kind = Literal["tokenizer", "generator"]
@@ -70,8 +70,16 @@ def chosen_image_size(run: str | Path, given: int | None) -> int:
     return int(settings["image_size"])
 
 
+def run_of(source: str | Path) -> Path:
+    """The run directory to which published weights belong, which the next checkpoint replaces; else the
+    directory itself."""
+    folder = Path(source)
+    return folder.parent if folder.name in (BEST, LAST) and _is_run(folder.parent) else folder
+
+
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and not (folder / WEIGHTS).is_file()
+    described = (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
+    return described and not (folder / WEIGHTS).is_file()
 
 
 def _settings(folder: Path) -> dict[str, Any]:

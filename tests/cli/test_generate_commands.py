@@ -111,6 +111,7 @@ def test_the_best_and_the_last_weights_of_a_run_can_be_drawn_from(tmp_path):
     run = tmp_path / "run"
     for seed, which in enumerate(("best", "last")):
         build(2, seed).save_pretrained(run / which)
+    (run / "environment.json").write_text("{}")
     (run / "config.json").write_text(json.dumps({"kind": "generator", "image_size": SIDE, "transformer": {}}))
     for which in ("best", "last"):
         for source, options in ((run, ["--weights", which]), (run / which, [])):

@@ -21,6 +21,7 @@ from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.evaluation.encoding import decode_tokens, encode_dataset, reconstruct_images, tokenizer_of
 from lgq.models.autoencoder import Backbone
+from lgq.pretrained import PretrainedError
 from lgq.tokenizer import Tokenizer
 
 
@@ -243,12 +244,22 @@ def test_the_tokenizer_lies_beside_its_tokens(encoded, tokenizer):
     assert beside.fingerprint() == tokenizer.fingerprint() == TokenDataset(encoded).encoding.fingerprint
 
 
-def test_a_tokenizer_that_never_came_to_a_shard_gives_way(tmp_path, photos, tokenizer, encoded, monkeypatch):
+def test_another_tokenizer_in_its_place_is_spared(tmp_path, photos, tokenizer, monkeypatch):
     first_shard = TOKENIZER_WRITES["fsync"]
     run_until_killed(lambda: encode(build(seed=1), photos, tmp_path), "fsync", first_shard, monkeypatch)
+    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
+        encode(tokenizer, photos, tmp_path)
     assert Tokenizer.from_pretrained(tmp_path / "tokenizer").fingerprint() == build(seed=1).fingerprint()
-    encode(tokenizer, photos, tmp_path)
-    assert contents(tmp_path) == contents(encoded)
+
+
+def test_a_run_in_its_place_is_spared(tmp_path, photos, tokenizer):
+    """Such as the tokenizer's own, where tokens are to come beside it."""
+    (tmp_path / "tokenizer/checkpoints").mkdir(parents=True)
+    tokenizer.save_pretrained(tmp_path / "tokenizer/best")
+    before = contents(tmp_path)
+    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
+        encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == before
 
 
 def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, photos, tokenizer, encoded):

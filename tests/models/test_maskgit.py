@@ -101,6 +101,14 @@ def test_dropout_acts_in_training_alone() -> None:
     assert not torch.equal(network(*given), network(*given))
 
 
+def test_dropout_leaves_out_weights_of_attention_too() -> None:
+    network, given = transformer().train(), inputs()
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert not torch.equal(network(*given), network(*given))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
