@@ -23,6 +23,7 @@ TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups"
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
 TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
+GENERATED = ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"]
 LONG = {
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
@@ -40,8 +41,10 @@ LONG = {
         "2",
     ],
     "bench sample": ["--batch-size", "1", "--rounds", "1"],
-    "evaluate runs/generator": ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"],
+    "evaluate runs/generator --data": GENERATED,
+    "evaluate runs/generator": ["--images", "4", "--workers", "0"],
     "evaluate": ["--image-size", "32", "--workers", "0"],
+    "experiment comparison --scale pocket": ["--scale", "smoke"],
     "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,

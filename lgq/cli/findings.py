@@ -25,7 +25,8 @@ class Request:
     tokenizer are reconstructed; a generator's images are compared with them."""
     images: int | None = None
     """Of a tokenizer, a random subset of this many images, the same for every tokenizer; by default all. Of a
-    generator, the images to draw with each seed; by default 50,000."""
+    generator, the images to draw with each seed; by default 50,000. Of a generator's --tokens alone, images
+    evenly spread over them, whose tokens are hidden; by default all, as always where images are drawn."""
     batch_size: int = 32
     """Images at a time."""
     workers: int = 1

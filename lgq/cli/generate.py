@@ -1,7 +1,7 @@
 """`lgq sample` and `lgq inpaint`: images that a generator draws, whole or in part."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,20 +31,15 @@ _CLASSES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Draw images of classes: as one picture, or as a file each."""
+class _Draws:
+    """What all commands have that draw."""
 
     generator: Generator
     """A generator's run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     out: Path
-    """A name that ends in .png: one picture, with a band for each class. A name without ending: a directory
-    of files such as class-0007-00000.png, the first image of class 7; files of the same name are replaced."""
-    classes: tuple[int, ...] = ()
-    """Numbers of classes; none takes up to 8 of them, evenly spread over all."""
-    count: int = 8
-    """Images of each class."""
+    """Where the images go."""
     batch_size: int = 32
-    """Images at a time; other sizes draw other images."""
+    """Images drawn at a time; other sizes draw other images."""
     seed: int = 0
     """The same command with the same seed draws the same images."""
     weights: Which = "best"
@@ -57,15 +52,37 @@ class Sample:
         return 0 if rank() else self._draw(device)
 
     def _draw(self, device: torch.device) -> int:
+        """The work itself; returns the exit code."""
+        raise NotImplementedError
+
+    def _trained(self, device: torch.device) -> MaskGIT:
+        return trained_generator(self.generator, self.weights).to(device)
+
+    def _how(self, report: Callable[[int, int], None]) -> dict[str, Any]:
+        return {"seed": self.seed, "batch_size": self.batch_size, "on_progress": report}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(_Draws):
+    """Draw images of classes: as one picture, or as a file each."""
+
+    out: Path
+    """A name that ends in .png: one picture, with a band for each class. A name without ending: a directory
+    of files such as class-0007-00000.png, the first image of class 7; files of the same name are replaced."""
+    classes: tuple[int, ...] = ()
+    """Numbers of classes; none takes up to 8 of them, evenly spread over all."""
+    count: int = 8
+    """Images of each class."""
+
+    def _draw(self, device: torch.device) -> int:
         as_picture = _is_picture(self.out, or_folder=True)
         require_place(self.out.parent if as_picture else self.out)
         require_at_least(1, count=self.count)
-        maskgit = trained_generator(self.generator, self.weights).to(device)
+        maskgit = self._trained(device)
         chosen = self._chosen(len(maskgit.classes))
         classes = [number for number in chosen for _ in range(self.count)]
         with progress_of("drawing") as report:
-            how: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size, "on_progress": report}
-            batches = draw_samples(maskgit, classes, self.sampling, **how)
+            batches = draw_samples(maskgit, classes, self.sampling, **self._how(report))
             if as_picture:
                 grid = sample_grid(
                     torch.cat(list(batches)), classes, maskgit.classes, caption=self._caption()
@@ -91,11 +108,9 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inpaint:
+class Inpaint(_Draws):
     """Draw a part of an image anew: the picture shows the image, the part that is hidden, and results."""
 
-    generator: Generator
-    """A generator's run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     image: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IMAGE")]
     """A file; the square in its middle is resized to the generator's images."""
     out: Path
@@ -110,29 +125,16 @@ class Inpaint:
     """Number of the class to draw, that of the image or another; needed where there are several."""
     count: int = 4
     """Results."""
-    batch_size: int = 32
-    """Results at a time; other sizes draw others."""
-    seed: int = 0
-    """The same command with the same seed draws the same results."""
-    weights: Which = "best"
-    """Which weights of a run."""
-    sampling: Drawing = field(default_factory=Sampling)
-
-    def run(self) -> int:
-        device = join_processes()
-        # As with `Sample`, one process is enough.
-        return 0 if rank() else self._draw(device)
 
     def _draw(self, device: torch.device) -> int:
         _is_picture(self.out)
         require_place(self.out.parent)
         if (self.mask is None) == (self.box is None):
             raise ValueError("give what to draw anew as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
-        maskgit = trained_generator(self.generator, self.weights).to(device)
+        maskgit = self._trained(device)
         label = self._label(maskgit)
         image = read_image(self.image, maskgit.image_size)
         with progress_of("drawing") as report:
-            how: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size, "on_progress": report}
             result = inpaint_image(
                 maskgit,
                 image,
@@ -140,7 +142,7 @@ class Inpaint:
                 self.sampling,
                 label=label,
                 count=self.count,
-                **how,
+                **self._how(report),
             )
         _write(self.out, inpainting_strip(image, result.mask, result.images, name=maskgit.classes[label]))
         say(f"{result.mask.float().mean():.0%} of the image drawn anew, {self.count:,} times: {self.out}")

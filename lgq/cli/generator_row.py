@@ -75,14 +75,15 @@ def of_generator(
     generator = trained_generator(request.source, request.weights).to(device)
     # Whatever may be refused comes before the first of several long works.
     sets = open_token_sets(questions.tokens, questions.train_tokens, generator)
-    draws = images is not None or questions.reference is not None
+    draws = _draws(questions, images)
     jury = _jury(questions.reference, device) if draws else None
     record: dict[str, Any] = {
         "fingerprint": generator.tokenizer.fingerprint(),
         "image_size": generator.image_size,
     }
     if sets:
-        record["likelihood"] = likelihood_of(generator, sets, request.batch_size, device)
+        limit = None if draws else request.images
+        record["likelihood"] = likelihood_of(generator, sets, request.batch_size, device, limit)
     tables = [likelihood_table(record["likelihood"])] if sets else []
     if jury is None:
         return Findings(settings=generator.settings, record=record, tables=tables)
@@ -99,14 +100,39 @@ def of_generator(
 def _require_question(request: Request, questions: GeneratorQuestions, images: ImageDataset | None) -> None:
     if images is not None and questions.reference is not None:
         raise ValueError("a generator is compared with --data or with --reference: give one of them.")
-    if images is None and questions.reference is None and questions.tokens is None:
+    if not _draws(questions, images) and questions.tokens is None:
         raise ValueError(
             "a generator is compared with real images: give --data, --reference, or --tokens for likelihoods."
         )
     if questions.train_tokens is not None and questions.tokens is None:
         raise ValueError("--train-tokens is a yardstick for --tokens: give both.")
+    if not _draws(questions, images):
+        _require_no_drawing(request, questions)
+        return
     require_at_least(2, images=_samples(request))
     require_drawable(_samples(request), questions.seeds, request.batch_size)
+    if images is not None and len(images) < 2:
+        raise ValueError(
+            f"{images!r} holds {len(images)} image, and statistics take 2 at least: give more with --data."
+        )
+
+
+def _draws(questions: GeneratorQuestions, images: ImageDataset | None) -> bool:
+    """Whether there is anything to compare images with."""
+    return images is not None or questions.reference is not None
+
+
+def _require_no_drawing(request: Request, questions: GeneratorQuestions) -> None:
+    """Refuse options about images that --tokens alone does not draw."""
+    require_at_least(1, batch_size=request.batch_size)
+    if request.images is not None:
+        require_at_least(1, images=request.images)
+    useless = [option for option in questions.asked() if option.startswith(("--seeds", "--sampling."))]
+    if useless:
+        raise ValueError(
+            f"{useless[0]} asks nothing of --tokens, for which no image is drawn: leave it out, or give "
+            "--data or --reference too."
+        )
 
 
 def _samples(request: Request) -> int:

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from lgq.cli.console import progress_of
 from lgq.cli.findings import Column, in_columns, row_table
-from lgq.data.token_format import TokenError
 from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.token_meaning import TokenMeaning, require_same_meaning
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, world_size
 from lgq.evaluation.likelihood import measure_likelihood
@@ -31,17 +31,24 @@ def open_token_sets(tokens: Path | None, train_tokens: Path | None, generator: M
     """None, or tokens to measure, which come last, after those of the training if they are given."""
     sets = [TokenDataset(path) for path in (train_tokens, tokens) if path is not None]
     for each in sets:
-        _require_known(each, generator)
+        _meaning_of(generator, labelled=bool(each.classes)).require_of(each)
+    if sets:
+        require_same_meaning(*sets)
     return sets
 
 
 def likelihood_of(
-    generator: MaskGIT, sets: list[TokenDataset], batch_size: int, device: torch.device
+    generator: MaskGIT, sets: list[TokenDataset], batch_size: int, device: torch.device, images: int | None
 ) -> dict[str, Any]:
-    """Its part of a results record: of the last of the sets."""
+    """Its part of a results record: of the last of the sets.
+
+    images: how many to hide tokens of, evenly spread; all if None, and entropies are always of all.
+    """
     tokens = sets[-1]
     loading = TokenLoading(batch_size=batch_size, rank=rank(), world_size=world_size())
-    values = measure_likelihood(generator.transformer, TokenLoader(tokens, loading).one_pass(), device)
+    batches = TokenLoader(tokens, loading).one_pass(images)
+    values = measure_likelihood(generator.transformer, batches, device)
+    values["images"] = min(images or len(tokens), len(tokens))
     with progress_of("counting tokens") as report:
         entropies = token_entropies(*sets, on_progress=report)
     return {"data": repr(tokens)} | values | entropies.record()
@@ -53,19 +60,17 @@ def likelihood_table(values: dict[str, Any]) -> Table:
     return row_table(in_columns(found, {name: _NATS[name] for name in found}), title=title)
 
 
-def _require_known(tokens: TokenDataset, generator: MaskGIT) -> None:
-    """Refuse tokens that mean nothing to the generator; the last of its classes may be missing."""
-    tokens.require_fingerprint(generator.tokenizer.fingerprint())
-    if tokens.encoding.token_shape != generator.token_shape:
-        found, drawn = (" x ".join(map(str, of.token_shape)) for of in (tokens.encoding, generator))
-        raise TokenError(
-            f"{tokens.path} holds {found} tokens an image, and the generator draws {drawn}: "
-            f"encode with --image-size {generator.image_size}."
-        )
-    for number, name in enumerate(tokens.classes or ONE_CLASS):
-        known = generator.classes[number] if number < len(generator.classes) else None
-        if name != known:
-            raise TokenError(
-                f"class {number} of {tokens.path} is {name!r}, and that of the generator is {known!r}: "
-                "encode images of the same classes, in the same order."
-            )
+def _meaning_of(generator: MaskGIT, *, labelled: bool) -> TokenMeaning:
+    """Of the tokens that it learned from, by all that it knows of them."""
+    # It does not tell images without labels from a class of the same name.
+    may_lack_labels = generator.classes == ONE_CLASS and not labelled
+    height, width = generator.token_shape[:2]
+    return TokenMeaning(
+        owner="the generator",
+        fingerprint=generator.tokenizer.fingerprint(),
+        codebook_size=generator.tokenizer.codebook_size,
+        stages=generator.tokenizer.stages,
+        grid=(height, width),
+        image_size=generator.image_size,
+        classes=() if may_lack_labels else generator.classes,
+    )

@@ -62,6 +62,9 @@ def inpaint_image(
     The same seed and batch size give the same results.
     """
     require_at_least(1, count=count, batch_size=batch_size)
+    if mask.shape != image.shape[1:]:
+        found, wanted = (" x ".join(map(str, shape)) for shape in (mask.shape, image.shape[1:]))
+        raise GeneratorError(f"the mask has {found} pixels, and the image {wanted}: make them of one size.")
     maskgit.require_classes([label])
     factor = maskgit.tokenizer.factor
     hidden = token_mask(mask, factor)

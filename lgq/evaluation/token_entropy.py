@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from lgq.checks import require_at_least, require_indices
-from lgq.data.token_format import TokenError
+from lgq.data.token_meaning import require_same_meaning
 from lgq.data.tokens import TokenDataset
 
 _IMAGES_AT_A_TIME = 256
@@ -101,7 +101,7 @@ def token_entropies(
 ) -> TokenEntropies:
     """One pass over the tokens of each; mirrored images do not count."""
     sets = [training] if validation is None else [training, validation]
-    _require_same_meaning(sets)
+    require_same_meaning(*sets)
     classes, total, done = max(len(data.classes) for data in sets), sum(map(len, sets)), 0
     counts = [TokenCounts.of(classes, training.encoding.codebook_size) for _ in sets]
     for data, count in zip(sets, counts, strict=True):
@@ -124,18 +124,6 @@ def _compared(seen: TokenCounts, others: TokenCounts | None = None) -> TokenEntr
         class_cross_entropy=others.class_cross_entropy(seen),
         validation_tokens=others.tokens,
     )
-
-
-def _require_same_meaning(sets: list[TokenDataset]) -> None:
-    """Tokens of one tokenizer, and labels of the same classes, of which the last ones may be missing."""
-    longest = max((data.classes for data in sets), key=len)
-    for data in sets:
-        data.require_fingerprint(sets[0].encoding.fingerprint)
-        if data.classes != longest[: len(data.classes)]:
-            raise TokenError(
-                f"{data.path} has other classes than {sets[0].path}, or in another order: "
-                "encode sets whose labels mean the same."
-            )
 
 
 def _nats(counts: Int64[Tensor, " k"]) -> float:

@@ -69,7 +69,7 @@ def sample_grid(
     sheet, top = blank_sheet(width, height, caption), MARGIN + LINE
     for (number, band), lines in zip(bands.items(), rows, strict=True):
         top += MARGIN
-        write(sheet, (MARGIN, top), shortened(names[number], width))
+        write(sheet, (MARGIN, top), shortened(_titled(names[number]), width))
         top += LINE
         for place, i in enumerate(band):
             row, column = divmod(place, columns)
@@ -108,6 +108,11 @@ def shortened(text: str, width: int) -> str:
     while text and text_width(text + "...") > width:
         text = text[:-1]
     return text.rstrip(" ,") + "..."
+
+
+def _titled(name: str) -> str:
+    """Shards know classes by their numbers alone."""
+    return f"class {name}" if name.isdecimal() else name
 
 
 def _scale(images: Float[Tensor, "b 3 s s"]) -> int:

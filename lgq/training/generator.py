@@ -12,7 +12,6 @@ begin apart and which resume: a run that was stopped ends where it would have en
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.data import to_png
-from lgq.data.token_format import Encoding, TokenError
 from lgq.data.token_loader import TokenBatch, TokenLoader, TokenLoading
+from lgq.data.token_meaning import TokenMeaning
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, world_size
+from lgq.evaluation.generation import batch_seed
 from lgq.evaluation.likelihood import classes_of, measure_likelihood
 from lgq.generator import MaskGIT
 from lgq.models.masking import masked_loss, random_masks
@@ -66,25 +66,18 @@ def train_generator(
     processes, as torchrun starts them, share the work: each takes `batch_size` images at a time.
     """
     require_fit(tokens, validation_tokens, tokenizer)
-    if validation_tokens is None:
+    accelerator = prepare_accelerator()
+    if validation_tokens is None and rank() == 0:
         _log.warning("no validation tokens: validating on some of the training tokens")
-    trainee = GeneratorTraining(
-        run, tokens, validation_tokens or tokens, tokenizer, Path(out), prepare_accelerator()
-    )
+    trainee = GeneratorTraining(run, tokens, validation_tokens or tokens, tokenizer, Path(out), accelerator)
     return run_loop(trainee, trainee.run.loop, out, resume)
 
 
 def require_fit(tokens: TokenDataset, validation_tokens: TokenDataset | None, tokenizer: Tokenizer) -> None:
     """Refuse tokens of another tokenizer, and validation on another kind of images."""
-    fingerprint = tokenizer.fingerprint()
-    for dataset in (tokens, validation_tokens or tokens):
-        dataset.require_fingerprint(fingerprint)
-        difference = _difference(dataset.encoding, tokens.encoding)
-        if difference is not None:
-            raise TokenError(
-                f"{dataset.path} cannot validate what learns from {tokens.path}: {difference}; "
-                "encode images of the same size and classes."
-            )
+    tokens.require_fingerprint(tokenizer.fingerprint())
+    if validation_tokens is not None:
+        TokenMeaning.of(tokens).require_of(validation_tokens)
 
 
 def build_generator(run: GeneratorRun, tokens: TokenDataset, tokenizer: Tokenizer) -> MaskGIT:
@@ -129,11 +122,11 @@ class GeneratorTraining:
         self._position, self._names = 0, list[str]()
         self._batches: Iterator[TokenBatch] | None = None
         # What training itself draws differs between ranks, and does not depend on the model's start.
-        seed_random_state(run.seed * world_size() + rank())
+        seed_random_state(run.rank_seed(rank(), world_size()))
 
     def config(self) -> dict[str, Any]:
         loaders = {"tokens": self._loader, "validation_tokens": self._validation_loader}
-        sources = {name: describe_data(loader.dataset) for name, loader in loaders.items()}
+        sources = {name: describe_tokens(loader.dataset) for name, loader in loaders.items()}
         model = {"image_size": self.maskgit.image_size, "tokenizer": self._fingerprint}
         return {"kind": "generator"} | to_json(self.run) | model | sources
 
@@ -151,7 +144,7 @@ class GeneratorTraining:
     def _backward(self, *, last: bool) -> dict[str, Tensor]:
         """Add the gradients of one batch; ranks exchange them with the last one of a step."""
         tokens, classes = self._next_batch()
-        # Drawn on the CPU: a run has the same masks on every kind of device.
+        # Drawn on the CPU, where dropout draws too if the network is there: other devices, other masks.
         hidden = random_masks(torch.rand(len(tokens)), torch.rand(tokens.shape)).to(self.device)
         with nullcontext() if last else self._accelerator.no_sync(self._parallel):
             with self.run.autocast(self.device.type):
@@ -185,9 +178,11 @@ class GeneratorTraining:
 
     def _samples(self) -> Float[Tensor, "b 3 s s"]:
         """Images of classes from all over their range, the same at every validation but for the weights."""
-        images = self.run.sample_images
+        images, size, sampling = self.run.sample_images, self.run.batch_size, self.run.sampling
         classes = torch.arange(images) * len(self.maskgit.classes) // images
-        return self.maskgit.generate(classes, self.run.sampling, seed=self.run.seed)
+        seeds = [batch_seed(self.run.seed, first) for first in range(0, images, size)]
+        batches = zip(classes.split(size), seeds, strict=True)
+        return torch.cat([self.maskgit.generate(part, sampling, seed=seed).cpu() for part, seed in batches])
 
     def save_pretrained(self, directory: Path) -> None:
         with averaged(self.transformer, self._average):
@@ -221,6 +216,12 @@ class GeneratorTraining:
         )
 
 
+def describe_tokens(tokens: TokenDataset) -> dict[str, Any]:
+    """What config.json says of tokens, by which a run knows them again wherever they lie."""
+    content = {"checksum": tokens.checksum, "classes": len(tokens.classes), "flips": tokens.encoding.flips}
+    return describe_data(tokens) | content
+
+
 def grid_of(images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "3 height width"]:
     """Images row by row, up to eight in a row; places that are left are black."""
     columns = min(_GRID_COLUMNS, len(images))
@@ -228,14 +229,3 @@ def grid_of(images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "3 height width"]
     blanks = images.new_full((missing, *images.shape[1:]), -1.0)
     rows = torch.cat([images, blanks]).split(columns)
     return torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
-
-
-def _difference(found: Encoding, wanted: Encoding) -> str | None:
-    """The first of what both must have in common."""
-    for name in ("codebook_size", "stages", "grid"):
-        if getattr(found, name) != getattr(wanted, name):
-            return f"its {name} is {getattr(found, name)}, not {getattr(wanted, name)}"
-    for number, pair in enumerate(zip_longest(found.classes, wanted.classes)):
-        if pair[0] != pair[1]:
-            return f"its class {number} is {pair[0]!r}, not {pair[1]!r}"
-    return None

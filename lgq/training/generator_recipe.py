@@ -27,7 +27,7 @@ class GeneratorRun(TrainingRun):
     batch_size: int = 32
     """Images a process takes at a time."""
     accumulate: int = 4
-    """Batches whose gradients make one optimizer step."""
+    """Batches whose gradients make one optimizer step; each counts alike, however many tokens it hides."""
     learning_rate: float = 1e-4
     """Of AdamW, before the schedule."""
     weight_decay: float = 0.045

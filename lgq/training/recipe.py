@@ -17,6 +17,7 @@ Precision = Literal["float32", "bf16", "fp16"]
 BestBy = Literal["rfid", "lpips", "l1"]
 Run = TypeVar("Run", bound="TrainingRun")
 
+_HIGHEST_SEED = 2**63 - 1  # that fits into torch's own
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,7 +55,8 @@ class TrainingRun:
     def __post_init__(self) -> None:
         require_at_least(1, batch_size=self.batch_size, accumulate=self.accumulate)
         require_at_least(1, validation_images=self.validation_images)
-        require_at_least(0, weight_decay=self.weight_decay, seed=self.seed)
+        require_at_least(0, weight_decay=self.weight_decay)
+        require_between(0, _HIGHEST_SEED, seed=self.seed)
         require_above_zero(learning_rate=self.learning_rate)
         require_one_of(get_args(Precision), precision=self.precision)
         require_between(0, 1, beta_1=self.betas[0], beta_2=self.betas[1])
@@ -63,6 +65,10 @@ class TrainingRun:
         if self.average_decay is not None:
             require_between(0, 1, average_decay=self.average_decay)
         self.schedule.multiplier(0, self.loop.steps)  # refuses a warm-up without end
+
+    def rank_seed(self, rank: int, ranks: int) -> int:
+        """Of what a process draws by itself: another one for each."""
+        return (self.seed * ranks + rank) % (_HIGHEST_SEED + 1)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""

@@ -56,9 +56,10 @@ def train_tokenizer(
     processes, as torchrun starts them, share the work: each takes `batch_size` images at a time.
     """
     require_possible(run)
-    if validation_data is None:
+    accelerator = prepare_accelerator()
+    if validation_data is None and rank() == 0:
         _log.warning("no validation data: validating on the middle of the training images")
-    trainee = TokenizerTraining(run, data, validation_data or data, Path(out), prepare_accelerator())
+    trainee = TokenizerTraining(run, data, validation_data or data, Path(out), accelerator)
     return run_loop(trainee, trainee.run.loop, out, resume)
 
 
@@ -98,7 +99,7 @@ class TokenizerTraining:
         self._position, self._names = 0, list[str]()
         self._batches: Iterator[Batch] | None = None
         # What training itself draws differs between ranks, and does not depend on the models' start.
-        seed_random_state(run.seed * world_size() + rank())
+        seed_random_state(run.rank_seed(rank(), world_size()))
 
     def config(self) -> dict[str, Any]:
         options = {"quantizer_options": self.tokenizer.settings["quantizer_options"], "best_by": self.score}

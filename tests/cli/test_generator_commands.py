@@ -278,7 +278,7 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     train, val = TokenDataset(made.train), TokenDataset(made.val)
     batches = TokenLoader(val, TokenLoading(batch_size=5)).one_pass()
     maskgit = MaskGIT.from_pretrained(made.generator / "best")
-    values = {"data": repr(val)} | measure_likelihood(maskgit.transformer, batches, CPU)
+    values = {"data": repr(val), "images": 12} | measure_likelihood(maskgit.transformer, batches, CPU)
     assert own == values | token_entropies(val).record()
     assert beside == values | token_entropies(train, val).record()
     assert own["cross_entropy"] is None
@@ -289,16 +289,27 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     assert not (tmp_path / "samples.png").exists()
 
 
+def test_a_likelihood_may_be_of_some_images_alone(made, tmp_path):
+    lgq("evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--images", 5)
+    (record,) = read_results(tmp_path / "results.jsonl")
+    val, maskgit = TokenDataset(made.val), MaskGIT.from_pretrained(made.generator / "best")
+    batches = TokenLoader(val, TokenLoading()).one_pass(5)
+    values = {"data": repr(val), "images": 5} | measure_likelihood(maskgit.transformer, batches, CPU)
+    assert record["likelihood"] == values | token_entropies(val).record()
+
+
 def test_images_and_tokens_are_asked_about_in_one_evaluation(made, tmp_path, capsys):
-    lgq("evaluate", made.generator, "--data", made.photos, "--tokens", made.val, *DRAWN, "--out", tmp_path)
+    few = [*DRAWN, "--images", 10]
+    lgq("evaluate", made.generator, "--data", made.photos, "--tokens", made.val, *few, "--out", tmp_path)
     (record,) = read_results(tmp_path / "results.jsonl")
     assert record["likelihood"]["nll"] > 0 < record["metrics"]["gfid"]
+    assert (record["images"], record["likelihood"]["images"]) == (10, 12)
     printed = capsys.readouterr().out
     assert "gFID" in printed
     assert "NLL" in printed
 
 
-def test_tokens_without_classes_are_one_class(made, tmp_path):
+def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatch):
     unlabelled = {"codebook_size": CODES, "fingerprint": build().fingerprint()}
     tokens = write_tokens(tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), **unlabelled)
     command = ["--tokens", tokens.path, "--tokenizer", made.tokenizer, "--out", tmp_path / "run", *TINY]
@@ -306,6 +317,20 @@ def test_tokens_without_classes_are_one_class(made, tmp_path):
     lgq("evaluate", tmp_path / "run", "--tokens", tokens.path)
     (record,) = read_results(tmp_path / "run" / "evaluation" / "results.jsonl")
     assert record["likelihood"]["entropy"] == record["likelihood"]["class_entropy"]
+    of_one_class = unlabelled | {"classes": ("image",), "labels": [0] * 5}
+    labelled = write_tokens(tmp_path / "labelled", torch.randint(CODES, (5, 4, 4)), **of_one_class)
+    command = ["evaluate", tmp_path / "run", "--tokens", tokens.path, "--train-tokens", labelled.path]
+    capsys.readouterr()
+    monkeypatch.delattr(generator_row, "likelihood_of")  # it would be work for nothing
+    assert "it has no classes, and" in refusal(capsys, *command)
+
+
+def test_tokens_may_lack_the_last_classes_of_a_generator(made, tmp_path):
+    cats = encode(made.tokenizer, put_photos(tmp_path / "cats", 3, ("cat",)), tmp_path / "tokens")
+    train(made, tmp_path / "run", "--val-tokens", cats)
+    lgq("evaluate", tmp_path / "run", "--tokens", cats, "--train-tokens", made.train)
+    (record,) = read_results(tmp_path / "run" / "evaluation" / "results.jsonl")
+    assert record["likelihood"]["nll"] > 0 < record["likelihood"]["class_cross_entropy"]
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +350,7 @@ def foreign(made: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Namesp
         flat=encode(made.tokenizer, flat, home / "flat-tokens"),
         large=encode(made.tokenizer, made.photos, home / "large", "--image-size", 2 * SIDE),
         mixed=home / "mixed",
+        single=put_photos(home / "single", 2, ("cat",), each=1),
         statistics=home / "three.npz",
     )
 
@@ -336,8 +362,8 @@ def test_mistakes_of_training_are_named_in_one_line(made, foreign, tmp_path, cap
         ("holds tokens of tokenizer", made.train, "--val-tokens", foreign.tokens),
         ("is a generator, and this needs a tokenizer", made.train, "--tokenizer", made.generator),
         ("its class 1 is 'eel', not 'dog'", made.train, "--val-tokens", foreign.birds),
-        ("its class 0 is None, not 'cat'", made.train, "--val-tokens", foreign.flat),
-        ("its grid is (8, 8), not (4, 4)", made.train, "--val-tokens", foreign.large),
+        ("it has no classes, and", made.train, "--val-tokens", foreign.flat),
+        ("its grid is 8 x 8, not 4 x 4", made.train, "--val-tokens", foreign.large),
         ("name a directory of tokens", made.photos),
         ("does not exist: name a directory of tokens", tmp_path / "gone"),
         ("name a directory of tokens", made.train, "--val-tokens", made.generator),
@@ -371,14 +397,19 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
         ("has 3 features an image", *tokens, "--reference", foreign.statistics),
         ("gone.npz does not exist", *tokens, "--reference", tmp_path / "gone.npz"),
         ("gone does not exist", "--data", tmp_path / "gone"),
-        ("holds 8 x 8 tokens an image, and the generator draws 4 x 4", *data, "--tokens", foreign.large),
-        ("encode with --image-size 8", *data, "--tokens", foreign.large),
+        ("large does not suit the generator: its grid is 8 x 8, not", *data, "--tokens", foreign.large),
+        ("encode images of 8 x 8 pixels", *data, "--tokens", foreign.large),
         ("holds tokens of tokenizer", *data, "--tokens", foreign.tokens),
-        ("is 'eel', and that of the generator is 'dog'", *data, "--tokens", foreign.birds),
-        ("is 'image', and that of the generator is 'cat'", *data, "--tokens", foreign.flat),
+        ("its class 1 is 'eel', not 'dog'", *data, "--tokens", foreign.birds),
+        ("it has no classes, and the generator has 2", *data, "--tokens", foreign.flat),
         ("name a directory of tokens", *data, "--tokens", made.photos),
         ("holds tokens of tokenizer", *data, *tokens, "--train-tokens", foreign.tokens),
-        ("is 'eel', and that of the generator is 'dog'", *tokens, "--train-tokens", foreign.birds),
+        ("its class 1 is 'eel', not 'dog'", *tokens, "--train-tokens", foreign.birds),
+        ("--seeds asks nothing of --tokens, for which no image is drawn", *tokens, "--seeds", 1),
+        ("--sampling.steps asks nothing of --tokens", *tokens, "--sampling.steps", 3),
+        ("--sampling.top-k asks nothing of --tokens", *tokens, "--sampling.top-k", 3),
+        ("images must be at least 1, got 0", *tokens, "--images", 0),
+        ("single') holds 1 image, and statistics take 2", "--data", foreign.single, *tokens),
     ):
         assert words in refusal(capsys, "evaluate", made.generator, *options, "--out", out), words
         assert not out.exists(), words

@@ -139,6 +139,14 @@ def test_a_box_outside_of_the_image_is_refused(box):
         box_mask(box, 8)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(("size", "shown"), [((18, 18), "18 x 18"), ((16, 12), "16 x 12")])
+def test_a_mask_of_another_size_than_its_image_is_refused(size, shown):
+    mask = torch.ones(size, dtype=torch.bool)
+    with pytest.raises(GeneratorError, match=f"the mask has {shown} pixels, and the image 16 x 16"):
+        inpaint_image(build(), torch.zeros(3, SIDE, SIDE), mask, label=0)
+
+
 def test_mistakes_are_named(tmp_path):
     dark, other = save(np.zeros((16, 20)), tmp_path / "dark.png"), save(np.zeros((9, 8)), tmp_path / "o.png")
     with pytest.raises(GeneratorError, match=r"8 x 9 pixels, and the image .* has 20 x 16 pixels"):

@@ -158,11 +158,17 @@ def test_the_last_classes_may_be_missing_in_one_set(tmp_path):
 def test_sets_that_do_not_compare_are_refused(tmp_path):
     training = write(tmp_path / "training", [0, 1])
     renamed = write(tmp_path / "renamed", [0, 1], classes=("dog", "cat", "owl"))
-    with pytest.raises(TokenError, match=r"renamed has other classes than .*training"):
+    with pytest.raises(
+        TokenError, match=r"renamed does not suit .*training: its class 0 is 'dog', not 'cat'"
+    ):
         token_entropies(training, renamed)
     foreign = write(tmp_path / "foreign", [0, 1], fingerprint="e" * 64)
     with pytest.raises(TokenError, match="foreign holds tokens of tokenizer eeeeeeeeeeee, not of f"):
         token_entropies(training, foreign)
+    unlabelled = write(tmp_path / "unlabelled", [-1, -1], classes=())
+    for sets in ((training, unlabelled), (unlabelled, training)):
+        with pytest.raises(TokenError, match=r"unlabelled does not .*no classes, and .*training has 3"):
+            token_entropies(*sets)
 
 
 def test_progress_counts_the_images_of_both_sets(tmp_path):

@@ -12,11 +12,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paint(tmp_path_factory.mktemp("images"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LGQ_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_their_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LGQ_CACHE", str(cache))
 
 
 def _in_memory(fallback: Path) -> tempfile.TemporaryDirectory[str]:

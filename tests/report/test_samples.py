@@ -146,3 +146,9 @@ def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
 def test_mistakes_are_named(settings):
     with pytest.raises(ValueError, match="must be at least 1"):
         sample_grid(noise(1, 3, 4, 4), [0], ("",), caption="", **settings)
+
+
+def test_a_class_that_has_only_a_number_is_called_a_class():
+    images = torch.zeros(1, 3, 8, 8)
+    by_number, by_name = (sample_grid(images, [0], names, caption="one") for names in (("7",), ("class 7",)))
+    assert by_number == by_name

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,10 @@ from torch import Tensor
 
 from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
+from lgq.data.token_loader import TokenLoader, TokenLoading
 from lgq.data.tokens import TokenDataset
+from lgq.evaluation.generation import batch_seed
+from lgq.evaluation.likelihood import measure_likelihood
 from lgq.generator import MaskGIT
 from lgq.models.maskgit import Transformer
 from lgq.models.sampling import Sampling
@@ -35,12 +41,12 @@ from lgq.pretrained import PretrainedError
 from lgq.training import generator, processes
 from lgq.training.directory import RunError
 from lgq.training.footprint import generator_footprint
-from lgq.training.generator import GeneratorTraining, grid_of, train_generator
+from lgq.training.generator import GeneratorTraining, grid_of, require_fit, train_generator
 from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
 from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
+from lgq.training.stopping import LoopSettings, Outcome
 from lgq.training.trained import chosen_image_size, kind_of, trained_generator, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
@@ -105,6 +111,37 @@ def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(tokens, trained, tmp_p
     assert_identical(left_by(tmp_path), left_by(trained))
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"flipped": torch.zeros(9, 2, 2, dtype=torch.int64)}, "tokens.checksum"),
+        ({"labels": [1] * 9}, "tokens.checksum"),
+        ({"classes": ("cat",), "labels": [0] * 9}, "tokens.classes (was 2, now 1)"),
+        ({"flipped": None}, "tokens.flips (was True, now False)"),
+    ],
+    ids=["tokens", "labels", "classes", "flips"],
+)
+def test_a_run_goes_on_with_its_own_tokens_alone(tokens, trained, tmp_path, options, name):
+    shutil.copytree(trained, tmp_path / "run")
+    others = draw_tokens(tmp_path / "others", **options)
+    for training, validation, prefix in ((others, others, ""), (tokens, others, "validation_")):
+        with pytest.raises(RunError, match=re.escape(prefix + name)):
+            train_generator(TINY, training, validation, tokenizer(), tmp_path / "run")
+
+
+def test_a_run_goes_on_with_tokens_that_were_moved(tokens, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(tokens.path, tmp_path / "moved")
+    assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
+
+
+@pytest.mark.parametrize("ranks", [1, 5])
+def test_the_highest_seed_trains_whatever_the_number_of_processes(tokens, tmp_path, monkeypatch, ranks):
+    monkeypatch.setattr(generator, "world_size", lambda: ranks)
+    monkeypatch.setattr(generator, "rank", lambda: ranks - 1)
+    begin(replace(PLAIN, seed=2**63 - 1), tokens, tmp_path).train_step(0)
+
+
 def test_two_runs_of_other_seeds_are_not_equal(tokens, trained, tmp_path):
     train(replace(TINY, seed=1), tokens, tmp_path)
     weights = [run / "last/model.safetensors" for run in (trained, tmp_path)]
@@ -136,6 +173,24 @@ def test_masks_follow_the_cosine_of_a_uniform_number(tokens, tmp_path):
     expected = np.diff([*edges, 1.0])
     found = torch.bincount(counts, minlength=5)[1:] / 500
     assert float((found - torch.tensor(expected)).abs().max()) < 0.07
+
+
+def test_ranks_draw_masks_of_their_own(tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr(generator, "world_size", lambda: 3)
+    masks = []
+    for rank in (0, 1, 2, 0):
+        monkeypatch.setattr(generator, "rank", lambda: rank)  # noqa: B023
+        masks.append(seen_by(begin(replace(PLAIN, batch_size=50), tokens, tmp_path))[0][2])
+    assert torch.equal(masks[0], masks[3])
+    assert not any(torch.equal(a, b) for a, b in combinations(masks[:3], 2))
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_mirrored_images_are_seen_where_the_run_wants_them_alone(tokens, tmp_path, flips):
+    trainee = begin(replace(PLAIN, batch_size=50, flips=flips), tokens, tmp_path)
+    ((seen, _, hidden),) = seen_by(trainee)
+    plain = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainee.describe_batch()])
+    assert torch.equal(seen, plain.masked_fill(hidden, CODES)) is not flips
 
 
 @pytest.mark.parametrize(("dropout", "expected"), [(0.0, {0, 1, 2}), (1.0, {2})])
@@ -172,6 +227,34 @@ def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens
     assert first[0].keys() == {"nll", "accuracy", "masked_tokens"}
 
 
+def test_a_validation_is_of_the_averaged_weights(tokens, tmp_path):
+    trainee = begin(replace(TINY, sample_images=0), tokens, tmp_path)
+    for step in range(4):
+        trainee.train_step(step)
+    trainee.save_pretrained(tmp_path / "averaged")
+    networks = MaskGIT.from_pretrained(tmp_path / "averaged").transformer, trainee.transformer
+    loader = TokenLoader(tokens, TokenLoading(batch_size=2))
+    averaged, raw = (
+        measure_likelihood(network, loader.one_pass(TINY.validation_images), trainee.device)
+        for network in networks
+    )
+    assert trainee.validate(4) == averaged
+    assert averaged["nll"] != raw["nll"]
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_the_first_of_several_processes_says_that_there_is_no_validation(
+    tokens, tmp_path, monkeypatch, caplog, rank, lines
+):
+    monkeypatch.setattr(generator, "rank", lambda: rank)
+    monkeypatch.setattr(generator, "world_size", lambda: 2)
+    monkeypatch.setattr(
+        generator, "run_loop", lambda *_: Outcome(reason="finished", step=6, best=None, best_step=None)
+    )
+    train(TINY, tokens, tmp_path)
+    assert caplog.text.count("no validation tokens") == lines
+
+
 def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, tokens, tmp_path):
     assert sorted(path.name for path in (trained / "images").iterdir()) == [
         "step-000003.png",
@@ -179,13 +262,20 @@ def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, 
     ]
     with Image.open(trained / "images/step-000006.png") as grid:
         assert grid.size == (3 * 4, 4)
-    trainee = begin(replace(PLAIN, sample_images=10), tokens, tmp_path)
-    asked: list[Tensor] = []
-    trainee.maskgit.sample = lambda classes, *_, seed: asked.append(classes) or torch.zeros(10, 2, 2).long()
-    trainee._samples()
-    assert asked[0].tolist() == [0] * 5 + [1] * 5
     train(replace(TINY, sample_images=0, loop=LoopSettings(steps=3)), tokens, tmp_path / "none")
     assert not (tmp_path / "none/images").exists()
+
+
+def test_samples_are_drawn_batch_by_batch_each_with_a_seed_of_its_own(tokens, tmp_path, monkeypatch):
+    trainee = begin(replace(PLAIN, sample_images=10, batch_size=4, seed=3), tokens, tmp_path)
+    expected = [
+        trainee.maskgit.generate(torch.tensor(classes), PLAIN.sampling, seed=batch_seed(3, first))
+        for first, classes in ((0, [0] * 4), (4, [0, 1, 1, 1]), (8, [1, 1]))
+    ]
+    pictures: list[Tensor] = []
+    monkeypatch.setattr(generator, "grid_of", lambda images: pictures.append(images) or grid_of(images))
+    trainee.validate(1)
+    assert torch.equal(pictures[0], torch.cat(expected))
 
 
 def test_a_grid_holds_its_images_row_by_row():
@@ -211,7 +301,7 @@ def test_config_tells_the_kind_the_tokens_and_the_tokenizer(trained, tokens):
     config = json.loads((trained / "config.json").read_text())
     assert (config["kind"], config["image_size"]) == ("generator", 4)
     assert config["tokenizer"] == tokenizer().fingerprint()
-    expected = {"source": repr(tokens), "images": 9}
+    expected = {"source": repr(tokens), "images": 9, "checksum": tokens.checksum, "classes": 2, "flips": True}
     assert config["tokens"] == config["validation_tokens"] == expected
     assert config["transformer"]["width"] == 16
 
@@ -257,9 +347,9 @@ def test_a_compiled_run_is_the_same_run_within_rounding(tokens, tmp_path, monkey
     ("options", "message"),
     [
         ({"fingerprint": "another"}, "holds tokens of tokenizer another"),
-        ({"classes": ("cat", "dog", "eel")}, "its class 2 is 'eel', not None"),
+        ({"classes": ("cat", "dog", "eel")}, "it has 3 classes, and .* has 2 classes; encode images of the"),
         ({"classes": ("cat", "eel")}, "its class 1 is 'eel', not 'dog'"),
-        ({"labels": None, "classes": ()}, "its class 0 is None, not 'cat'"),
+        ({"labels": None, "classes": ()}, "it has no classes, and .* has 2 classes; encode"),
         ({"codebook_size": 7}, "its codebook_size is 7, not 6"),
     ],
     ids=str,
@@ -275,8 +365,23 @@ def test_validation_on_images_of_another_size_is_refused(tokens, tmp_path):
     larger = torch.zeros(2, 3, 3, dtype=torch.int64)
     settings = {"classes": ("cat", "dog"), "fingerprint": tokenizer().fingerprint()}
     other = write_tokens(tmp_path / "other", larger, **settings)
-    with pytest.raises(TokenError, match=r"its grid is \(3, 3\), not \(2, 2\)"):
+    with pytest.raises(TokenError, match="its grid is 3 x 3, not 2 x 2; encode images of 4 x 4 pixels"):
         train_generator(TINY, tokens, other, tokenizer(), tmp_path / "run")
+
+
+def test_validation_tokens_may_lack_the_last_classes(tokens, tmp_path):
+    cats = draw_tokens(tmp_path / "cats", labels=[0] * 9, classes=("cat",))
+    outcome = train_generator(replace(TINY, sample_images=0), tokens, cats, tokenizer(), tmp_path / "run")
+    assert outcome.reason == "finished"
+
+
+def test_a_class_called_image_is_no_lack_of_labels(tmp_path):
+    labelled = draw_tokens(tmp_path / "labelled", labels=[0] * 9, classes=("image",))
+    unlabelled = draw_tokens(tmp_path / "unlabelled", labels=None, classes=())
+    with pytest.raises(TokenError, match=r"it has no classes, and .* has 1 class;"):
+        require_fit(labelled, unlabelled, tokenizer())
+    with pytest.raises(TokenError, match=r"it has 1 class, and .* has no classes;"):
+        require_fit(unlabelled, labelled, tokenizer())
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens, tmp_path):
@@ -292,6 +397,8 @@ def test_tokens_of_another_tokenizer_are_refused(tokens, tmp_path):
         ({"label_dropout": -0.1}, "label_dropout"),
         ({"sample_images": -1}, "sample_images"),
         ({"batch_size": 0}, "batch_size"),
+        ({"seed": -1}, r"seed must lie in 0\.\.9223372036854775807, got -1"),
+        ({"seed": 2**63}, r"seed must lie in 0\.\.9223372036854775807, got 9223372036854775808"),
         ({"schedule": Schedule(warmup_steps=9)}, "warmup_steps"),
     ],
     ids=str,
