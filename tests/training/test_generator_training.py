@@ -485,13 +485,23 @@ def test_two_processes_learn_what_one_learns_from_both_their_batches(tokens, tmp
     )
     assert in_two_children(PLAIN, tokens, tmp_path / "two") == [0, 0]
     train(replace(PLAIN, batch_size=2 * PLAIN.batch_size), tokens, tmp_path / "one")
-    two, one = (MaskGIT.from_pretrained(tmp_path / name / "last").transformer for name in ("two", "one"))
-    torch.testing.assert_close(dict(two.state_dict()), dict(one.state_dict()), rtol=1e-4, atol=1e-5)
+    two, one = (_but_key_biases(tmp_path / name / "last") for name in ("two", "one"))
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
     scores = [
         [r["values"]["nll"] for r in read_records(tmp_path / n) if r["split"] == "validation"]
         for n in ("two", "one")
     ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+def _but_key_biases(folder: Path) -> dict[str, Tensor]:
+    """The weights without those that no attention depends on: their gradients are rounding, and Adam makes
+    steps of full length of any."""
+    weights = dict(MaskGIT.from_pretrained(folder).transformer.state_dict())
+    for name, weight in weights.items():
+        if name.endswith("queries_keys_values.bias"):
+            weight.view(3, -1)[1].zero_()
+    return weights
 
 
 def test_two_processes_that_are_stopped_end_as_two_that_were_not(tokens, tmp_path):
