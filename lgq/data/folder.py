@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lgq.data.images import SUFFIXES, BrokenImage, DataError, EncodedImage
-
-_UNLABELLED = -1
+from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, EncodedImage
 
 
 class FolderDataset:
@@ -23,7 +21,7 @@ class FolderDataset:
         number = {name: i for i, name in enumerate(self.classes)}
         # Arrays, since workers that touch a million Python strings end up copying all of them.
         self._paths = np.array([os.fsencode(path) for path in paths])
-        self._labels = np.array([_UNLABELLED if top is None else number[top] for top in tops])
+        self._labels = np.array([UNLABELLED if top is None else number[top] for top in tops])
 
     def __repr__(self) -> str:
         return f"FolderDataset({str(self.root)!r})"
@@ -38,7 +36,7 @@ class FolderDataset:
             data = (self.root / name).read_bytes()
         except OSError as error:
             raise BrokenImage(name, error.strerror or str(error)) from error
-        return EncodedImage(data, None if label == _UNLABELLED else label, name)
+        return EncodedImage(data, None if label == UNLABELLED else label, name)
 
 
 def _list_images(root: Path) -> list[str]:

@@ -34,6 +34,10 @@ _UPRIGHT = {
 _SWAPS_SIDES = (5, 6, 7, 8)
 
 
+UNLABELLED = -1
+"""The label, in arrays, of an image that has none."""
+
+
 class DataError(ValueError):
     """A mistake in what the user pointed at; the message says how to mend it."""
 

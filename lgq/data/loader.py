@@ -17,11 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lgq.data.images import BrokenImage, DataError, ImageDataset, StoredImage
+from lgq.data.images import UNLABELLED, BrokenImage, DataError, ImageDataset, StoredImage
 from lgq.data.requests import Request, Share, endless_requests, pass_requests
 from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, render
 
-UNLABELLED = -1
 _REPLACEMENT_KEY = 3  # every use of `random_bits` has its own first part
 _BATCHES_AHEAD = 4
 

@@ -15,10 +15,9 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from lgq.data.images import BrokenImage, DataError, EncodedImage
+from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage
 
 IMAGE_MEMBERS = ("jpg", "jpeg", "png", "webp")
-_UNLABELLED = -1
 _OPEN_FILES = 64  # far below the usual limit of 1,024 a process
 _MOST_CLASSES = 10**6  # a label becomes a row of some table: a larger one is not a class
 _LABEL_BYTES = 20
@@ -68,7 +67,7 @@ class ShardDataset:
             data = os.pread(self._file(shard).fileno(), size, offset)
         except OSError as error:
             raise BrokenImage(name, error.strerror or str(error)) from error
-        return EncodedImage(data, None if label == _UNLABELLED else label, name)
+        return EncodedImage(data, None if label == UNLABELLED else label, name)
 
     def __getstate__(self) -> dict[str, object]:
         # Open files cannot be pickled. Forked workers may share them: pread moves no file position.
@@ -130,7 +129,7 @@ def _index(shard: int, path: Path) -> list[_Member]:
     except (tarfile.TarError, OSError) as error:
         raise DataError(f"{path} is not a whole, uncompressed tar file ({error}).") from error
     images = [file for file in files if _split(file)[1] in IMAGE_MEMBERS]
-    numbers = [labels.get(_split(file)[0], _UNLABELLED) for file in images]
+    numbers = [labels.get(_split(file)[0], UNLABELLED) for file in images]
     return [
         _Member(shard, file.offset_data, file.size, label, _name(path, file))
         for file, label in zip(images, numbers, strict=True)

@@ -48,7 +48,6 @@ FORMAT = 1
 HEADER = "tokens.json"
 NOTE = "lgq"
 """Key of a shard's note in its metadata."""
-UNLABELLED = -1
 AGAIN = "encode again with the same arguments, which makes anew what is missing or damaged"
 
 _DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from lgq.data.images import UNLABELLED
 from lgq.data.requests import Request, Share, endless_requests, pass_requests
-from lgq.data.token_format import UNLABELLED
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import random_bits
 

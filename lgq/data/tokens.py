@@ -18,7 +18,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from lgq.config import ConfigError, from_json
-from lgq.data.token_format import AGAIN, FORMAT, HEADER, UNLABELLED, Header, TokenError, sha256_of
+from lgq.data.images import UNLABELLED
+from lgq.data.token_format import AGAIN, FORMAT, HEADER, Header, TokenError, sha256_of
 from lgq.files import sealed_json
 
 

@@ -14,7 +14,7 @@ Encoding and decoding go on where a killed process stopped. Under torchrun, each
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -33,11 +33,9 @@ from lgq.data.token_writer import EncodedBatch, TokenWriter, write_whole
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png, to_tensor
 from lgq.distributed import rank, world_size
+from lgq.evaluation.passes import Progress
 from lgq.evaluation.reconstruction import psnr
 from lgq.tokenizer import Tokenizer
-
-Progress = Callable[[int, int], None]
-"""Called with the images done and the images to do, of this process."""
 
 _DECODED_FROM = "decoded-from.json"
 

@@ -28,9 +28,9 @@ from lgq.evaluation.feature_set import SAMPLE, FeatureSet
 from lgq.evaluation.fid import StatisticsError
 from lgq.evaluation.inception_score import InceptionScore
 from lgq.evaluation.judges import NEED_CLASSIFIER, NEED_FEATURES, Judges
+from lgq.evaluation.passes import Progress
 from lgq.evaluation.quality import Images
 from lgq.evaluation.reference import RealImages
-from lgq.evaluation.tokenizer import Progress
 from lgq.models.inception import CLASSES, FEATURES, InceptionV3
 from lgq.weights import WeightsError
 

@@ -2,17 +2,17 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset
-from lgq.data.loader import ImageLoader, Loading
+from lgq.data.loader import ImageLoader
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.feature_set import SAMPLE, FeatureSet
 from lgq.evaluation.fid import Gaussian, StatisticsError
+from lgq.evaluation.passes import Progress, share_of_images
 from lgq.models.inception import FEATURES, FeatureConvention, InceptionV3
 from lgq.weights import cache_directory
 
@@ -89,7 +89,7 @@ def reference_of_images(
     *,
     batch_size: int = 32,
     workers: int = 0,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> RealImages:
     """Centre crops of a data set, as `inception` sees them; each process takes a share.
 
@@ -99,15 +99,10 @@ def reference_of_images(
     reference = Reference.find(dataset, image_size, inception.convention)
     features = reference.features
     if features is None:
-        loading = Loading(
-            image_size=image_size,
-            batch_size=batch_size,
-            workers=workers,
-            pin_memory=device.type == "cuda",
-            rank=rank(),
-            world_size=world_size(),
+        loader = share_of_images(
+            dataset, device, image_size=image_size, batch_size=batch_size, workers=workers
         )
-        features = _features(ImageLoader(dataset, loading), inception, device, on_progress)
+        features = _features(loader, inception, device, on_progress)
         if rank() == 0:
             reference.keep(features)
     return RealImages(
@@ -130,7 +125,7 @@ def _features(
     loader: ImageLoader,
     inception: InceptionV3,
     device: torch.device,
-    on_progress: Callable[[int, int], None] | None,
+    on_progress: Progress | None,
 ) -> FeatureSet:
     total = len(loader.dataset)
     features = FeatureSet.of(FEATURES, sample=min(SAMPLE, total))

@@ -17,14 +17,13 @@ from jaxtyping import Float, Float32, Int64, Integer
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.data import DataError, ImageDataset, ImageLoader, Loading
-from lgq.distributed import rank, world_size
+from lgq.data import DataError, ImageDataset, ImageLoader
 from lgq.evaluation.atlas import CodeAtlas
 from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.cooccurrence import CoOccurrence
 from lgq.evaluation.features import FeatureSample
 from lgq.evaluation.mutual_information import PositionPairs
-from lgq.evaluation.tokenizer import Progress
+from lgq.evaluation.passes import Progress, share_of_images
 from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
 from lgq.tokenizer import Tokenizer
 
@@ -87,7 +86,7 @@ def study_codebook(
     keep: patches a code in the atlas.
     """
     quantizer, device = _stage(tokenizer, stage), next(tokenizer.parameters()).device
-    loader = ImageLoader(data, _loading(image_size, batch_size, workers, device))
+    loader = share_of_images(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
     tally = _Tally.of(quantizer, _grid(tokenizer, image_size), tokenizer.factor, keep=keep, latents=latents)
     for batch in loader.one_pass(may_be_empty=True):
         images = batch.images.to(device, non_blocking=True)
@@ -168,17 +167,6 @@ class _Tally:
             values["mutual_information"] = self.positions.information
             values["mutual_information_ceiling"] = self.positions.ceiling
         return values if codebook is None else values | self.atlas.usage.norm_summary(codebook)
-
-
-def _loading(image_size: int, batch_size: int, workers: int, device: torch.device) -> Loading:
-    return Loading(
-        image_size=image_size,
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=device.type == "cuda",
-        rank=rank(),
-        world_size=world_size(),
-    )
 
 
 def _grid(tokenizer: Tokenizer, image_size: int) -> tuple[int, int]:

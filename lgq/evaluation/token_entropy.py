@@ -7,7 +7,6 @@ b = images, c = classes, k = codes.
     entropies.cross_entropy, entropies.class_cross_entropy          # of the validation tokens
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_indices
 from lgq.data.token_meaning import require_same_meaning
 from lgq.data.tokens import TokenDataset
+from lgq.evaluation.passes import Progress
 
 _IMAGES_AT_A_TIME = 256
-
-Progress = Callable[[int, int], None]
-"""Called with the images counted and the images to count."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from lgq.checks import require_at_least
-from lgq.data import DataError, ImageDataset, ImageLoader, Loading
+from lgq.data import DataError, ImageDataset, ImageLoader
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.judges import NEED_INCEPTION, Judges
+from lgq.evaluation.passes import Progress, share_of_images
 from lgq.evaluation.quality import Codes, Images, TokenizerQuality
 from lgq.evaluation.reference import Reference
 from lgq.models.modes import in_eval_mode
@@ -26,8 +27,6 @@ from lgq.tokenizer import Tokenizer
 
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
 """Images to reconstructions in [-1, 1] and the numbers of the codes in between."""
-Progress = Callable[[int, int], None]
-"""Called with the images done and the images to do, of all processes."""
 
 
 class ImageScore(NamedTuple):
@@ -79,15 +78,8 @@ def evaluate_tokenizer(
     use_cache: take the features of the images from the cache of an earlier evaluation, or leave them there.
     """
     device = next(tokenizer.parameters()).device
-    loading = Loading(
-        image_size=image_size,
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=device.type == "cuda",
-        rank=rank(),
-        world_size=world_size(),
-    )
-    loader, codes = ImageLoader(data, loading), tokenizer.codebook_size * tokenizer.stages
+    loader = share_of_images(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
+    codes = tokenizer.codebook_size * tokenizer.stages
     with in_eval_mode(tokenizer):
         return evaluate(
             through(tokenizer), codes, loader, judges, device, use_cache=use_cache, on_progress=on_progress

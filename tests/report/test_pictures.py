@@ -1,11 +1,10 @@
 """Pictures show the pixels that they were given, and nothing that they were not."""
 
-from io import BytesIO
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageColor
+from PIL import ImageColor
+from png_pixels import levels, noise, opened, place
 from torch import Tensor
 
 from lgq.report import canvas
@@ -17,31 +16,6 @@ from lgq.report.pictures import (
     side_by_side,
     token_mosaic,
 )
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.rand(*shape) * 2 - 1
-
-
-def levels(image: Tensor, scale: int = 1) -> np.ndarray:
-    """The plain formula: [-1, 1] to 0..255, each pixel repeated."""
-    plain = np.rint((image.double().numpy().clip(-1, 1) + 1) / 2 * 255).astype(np.uint8)
-    return plain.repeat(scale, 1).repeat(scale, 2).transpose(1, 2, 0)
-
-
-def opened(png: bytes) -> np.ndarray:
-    image = Image.open(BytesIO(png))
-    assert (image.format, image.mode) == ("PNG", "RGB")
-    return np.asarray(image)
-
-
-def place(part: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
-    """Row and column of the one place where `part` stands in `whole`, pixel for pixel."""
-    corners = zip(*np.nonzero((whole == part[0, 0]).all(2)), strict=True)
-    height, width = part.shape[:2]
-    found = [(y, x) for y, x in corners if np.array_equal(whole[y : y + height, x : x + width], part)]
-    assert len(found) == 1
-    return int(found[0][0]), int(found[0][1])
 
 
 def count(colour: str, picture: np.ndarray) -> int:

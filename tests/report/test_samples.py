@@ -1,11 +1,10 @@
 """Pictures of samples show each image under its class, and drawing in batches is reproducible."""
 
-from io import BytesIO
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import ImageFont
+from png_pixels import levels, noise, opened, place
 from torch import Tensor, nn
 
 from lgq.evaluation.generation import batch_seed
@@ -27,31 +26,6 @@ class Stub(MaskGIT):
     def generate(self, classes: Tensor, sampling: Sampling, *, seed: int) -> Tensor:
         self.asked.append((classes.tolist(), seed))
         return (classes / 3).view(-1, 1, 1, 1).expand(-1, 3, 4, 4)
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.rand(*shape) * 2 - 1
-
-
-def levels(image: Tensor, scale: int = 1) -> np.ndarray:
-    """The plain formula: [-1, 1] to 0..255, each pixel repeated."""
-    plain = np.rint((image.double().numpy().clip(-1, 1) + 1) / 2 * 255).astype(np.uint8)
-    return plain.repeat(scale, 1).repeat(scale, 2).transpose(1, 2, 0)
-
-
-def opened(png: bytes) -> np.ndarray:
-    image = Image.open(BytesIO(png))
-    assert (image.format, image.mode) == ("PNG", "RGB")
-    return np.asarray(image)
-
-
-def place(part: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
-    """Row and column of the one place where `part` stands in `whole`, pixel for pixel."""
-    corners = zip(*np.nonzero((whole == part[0, 0]).all(2)), strict=True)
-    height, width = part.shape[:2]
-    found = [(y, x) for y, x in corners if np.array_equal(whole[y : y + height, x : x + width], part)]
-    assert len(found) == 1
-    return int(found[0][0]), int(found[0][1])
 
 
 def test_images_of_a_class_stand_together_below_its_name():
