@@ -70,6 +70,11 @@ def pass_requests(length: int, share: Share, limit: int | None) -> Iterator[Requ
     return _pass_requests(length, share, min(limit or length, length))
 
 
+def evenly_spread(length: int, count: int) -> list[int]:
+    """So many of the numbers below `length`, in order."""
+    return [i * length // count for i in range(count)]
+
+
 def _endless_requests(length: int, share: Share, start: int) -> Iterator[Request]:
     everyone = share.batch_size * share.world_size
     for first in count(start, everyone):
@@ -80,9 +85,9 @@ def _endless_requests(length: int, share: Share, start: int) -> Iterator[Request
 
 
 def _pass_requests(length: int, share: Share, images: int) -> Iterator[Request]:
-    everyone = share.batch_size * share.world_size
+    everyone, spread = share.batch_size * share.world_size, evenly_spread(length, images)
     for first in range(0, images, everyone):
         mine = first + share.rank * share.batch_size
-        indices = [i * length // images for i in range(mine, min(mine + share.batch_size, images))]
+        indices = spread[mine : mine + share.batch_size]
         if indices:
             yield Request([0] * len(indices), indices, min(first + everyone, images))

@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Float32, Int, Integer
 from torch import Tensor
 
 from lgq.checks import require_at_least, require_indices
 from lgq.distributed import sum_over_ranks
 from lgq.ops.reductions import entropy
+from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
+
+_WITHOUT_CODES_OF_THEIR_OWN = (FSQ, LFQ, Residual)
 
 
 @dataclass
@@ -119,3 +123,17 @@ class CodeUsage:
             "top_percent_mass": self.top_percent_mass,
             "dead_codes": float(len(self.dead_codes)),
         }
+
+
+def has_learned_codes(quantizer: Quantizer) -> bool:
+    """Not a fixed grid, and not a chain of stages, of which each has its own."""
+    return not isinstance(quantizer, _WITHOUT_CODES_OF_THEIR_OWN)
+
+
+@torch.no_grad()
+def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
+    """A copy of the codes as they are now; None where none are learned."""
+    if not has_learned_codes(quantizer):
+        return None
+    codes: Any = quantizer.codebook
+    return codes.detach().float().cpu().clone()

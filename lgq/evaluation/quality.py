@@ -10,7 +10,7 @@ b = images, s = their side in pixels.
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
 from lgq.distributed import sum_over_ranks
@@ -36,20 +36,33 @@ class TokenizerQuality:
     """Of the images themselves."""
     originals_known: bool = False
     """From an earlier evaluation; else they are collected along the way."""
+    inspected: Int64[Tensor, " n"] | None = None
+    """Numbers of the images that pass Inception; None for all."""
     pixels: ReconstructionQuality = field(default_factory=ReconstructionQuality)
     perceptual: Float64[Tensor, ""] = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     @classmethod
     def of(
-        cls, judges: Judges, codebook_size: int, *, images: int, known: FeatureSet | None = None
+        cls,
+        judges: Judges,
+        codebook_size: int,
+        *,
+        images: int,
+        known: FeatureSet | None = None,
+        inspected: Int64[Tensor, " n"] | None = None,
     ) -> "TokenizerQuality":
-        """images: that are to come at most; known: the features of all of them."""
+        """images: that are to come at most.
+
+        known: the features of all of them, or of the inspected ones.
+        inspected: numbers of those whose features are compared; None for all.
+        """
         usage = CodeUsage.of(codebook_size)
         if judges.inception is None:
             return cls(judges, usage)
-        sample = min(SAMPLE, images)
+        sample = min(SAMPLE, images if inspected is None else len(inspected))
         originals = known or FeatureSet.of(FEATURES, sample=sample)
-        return cls(judges, usage, FeatureSet.of(FEATURES, sample=sample), originals, known is not None)
+        features = FeatureSet.of(FEATURES, sample=sample)
+        return cls(judges, usage, features, originals, known is not None, inspected)
 
     @torch.no_grad()
     def update(
@@ -59,11 +72,21 @@ class TokenizerQuality:
         self.usage.update(codes)
         if self.judges.lpips is not None:
             self.perceptual += self.judges.lpips(images, reconstructions).double().sum().cpu()
+        chosen = self._chosen(numbers)
+        if chosen.any():
+            self._inspect(images[chosen], reconstructions[chosen], numbers[chosen])
+        return self.pixels.update(images, reconstructions)
+
+    def _chosen(self, numbers: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        if self.inspected is None:
+            return torch.ones_like(numbers, dtype=torch.bool)
+        return torch.isin(numbers, self.inspected)
+
+    def _inspect(self, images: Images, reconstructions: Images, numbers: Int[Tensor, " b"]) -> None:
         if self.judges.inception is not None and self.features is not None and self.originals is not None:
             self.features.update(self.judges.inception(reconstructions), numbers)
             if not self.originals_known:
                 self.originals.update(self.judges.inception(images), numbers)
-        return self.pixels.update(images, reconstructions)
 
     def over_ranks(self) -> "TokenizerQuality":
         """Of all processes."""
@@ -74,6 +97,7 @@ class TokenizerQuality:
             self.features and self.features.over_ranks(),
             originals if self.originals_known else originals and originals.over_ranks(),
             self.originals_known,
+            self.inspected,
             self.pixels.over_ranks(),
             sum_over_ranks(self.perceptual),
         )

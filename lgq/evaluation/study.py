@@ -19,18 +19,17 @@ from torch import Tensor
 from lgq.checks import require_at_least
 from lgq.data import DataError, ImageDataset, ImageLoader
 from lgq.evaluation.atlas import CodeAtlas
-from lgq.evaluation.codebook import CodeUsage
+from lgq.evaluation.codebook import CodeUsage, has_learned_codes, learned_codebook
 from lgq.evaluation.cooccurrence import CoOccurrence
 from lgq.evaluation.features import FeatureSample
 from lgq.evaluation.mutual_information import PositionPairs
 from lgq.evaluation.passes import Progress, share_of_images
-from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
+from lgq.quantizers import Quantizer, Residual
 from lgq.tokenizer import Tokenizer
 
 MOST_PAIRED_CODES = 65_536
 """Of larger codebooks co-occurrence is not counted: its k² / 8 bytes are 0.5 GiB here, 8 GiB at 262,144."""
 
-_FIXED_GRIDS = (FSQ, LFQ)
 _LEAST_OF_A_PLANE = 2
 
 
@@ -114,7 +113,7 @@ class _Tally:
         cls, quantizer: Quantizer, grid: tuple[int, int], patch: int, *, keep: int, latents: int
     ) -> "_Tally":
         require_at_least(_LEAST_OF_A_PLANE, latents=latents)
-        codes, shares_plane = quantizer.codebook_size, _learned(quantizer) and quantizer.dim > 1
+        codes, shares_plane = quantizer.codebook_size, has_learned_codes(quantizer) and quantizer.dim > 1
         return cls(
             CodeAtlas.of(codes, grid=grid, patch=patch, keep=keep),
             CoOccurrence.of(codes) if codes <= MOST_PAIRED_CODES else None,
@@ -184,10 +183,6 @@ def _stage(tokenizer: Tokenizer, stage: int) -> Quantizer:
     return chosen
 
 
-def _learned(quantizer: Quantizer) -> bool:
-    return not isinstance(quantizer, _FIXED_GRIDS)
-
-
 @torch.no_grad()
 def _quantized(
     tokenizer: Tokenizer, images: Float[Tensor, "b 3 s s"], stage: int
@@ -205,7 +200,7 @@ def _quantized(
 def _summed_up(
     tally: _Tally, tokenizer: Tokenizer, quantizer: Quantizer, stage: int, loader: ImageLoader
 ) -> CodebookStudy:
-    codebook, latents = _codebook(quantizer), tally.sample
+    codebook, latents = learned_codebook(quantizer), tally.sample
     metrics = tally.metrics(codebook)
     made = metrics.keys() | ({"overlay"} if latents is not None else set())
     return CodebookStudy(
@@ -222,17 +217,9 @@ def _summed_up(
     )
 
 
-@torch.no_grad()
-def _codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
-    if not _learned(quantizer):
-        return None
-    codes: Any = quantizer.codebook
-    return codes.detach().float().cpu().clone()
-
-
 def _reasons(quantizer: Quantizer) -> dict[str, str]:
     """Why each of these would be absent, if it is."""
-    codes, learned = quantizer.codebook_size, _learned(quantizer)
+    codes, learned = quantizer.codebook_size, has_learned_codes(quantizer)
     fixed = f"the codes of {type(quantizer).__name__} are a fixed grid: where they lie was not learned."
     return {
         "cooccurrence_density": f"pairs of {codes:,} codes would take {codes**2 / 2**33:.1f} GiB of bits: "

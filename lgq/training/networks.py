@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
-from lgq.evaluation.judges import Judges, agreed
+from lgq.evaluation.judges import Judges, agreed, placed
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
@@ -69,9 +69,9 @@ def _judges_found(
     for best_by in preferred[preferred.index(run.best_by) :]:
         try:
             if best_by == "rfid" and images > 1:
-                return best_by, Judges(lpips, InceptionV3.pretrained().to(device))
+                return best_by, Judges(lpips, placed(InceptionV3.pretrained(), device))
             if best_by == "lpips":
-                return best_by, Judges(lpips or LPIPS.pretrained().to(device))
+                return best_by, Judges(lpips or placed(LPIPS.pretrained(), device))
         except WeightsError as error:
             _log.warning("the best weights are not chosen by %s: %s", best_by, error)
     return "l1", Judges(lpips)

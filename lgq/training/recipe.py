@@ -104,6 +104,8 @@ class TokenizerRun(TrainingRun):
     """Keyword arguments of the quantizer's constructor; its `seed` is the run's unless given here."""
     backbone: Backbone = field(default_factory=Backbone)
     """Encoder and decoder."""
+    rfid_images: int | None = None
+    """Of the images of a validation, evenly spread, those that rfid is taken on; None takes all."""
     image_size: int = 256
     """Side of the square images, a multiple of the backbone's factor."""
     workers: int = 4
@@ -122,6 +124,8 @@ class TokenizerRun(TrainingRun):
         super().__post_init__()
         require_at_least(1, codebook_size=self.codebook_size, stages=self.stages, image_size=self.image_size)
         require_at_least(0, workers=self.workers)
+        if self.rfid_images is not None:
+            require_between(2, self.validation_images, rfid_images=self.rfid_images)
         require_one_of(get_args(BestBy), best_by=self.best_by)
         if self.image_size % self.backbone.factor:
             rule = f"a multiple of {self.backbone.factor}, the backbone's factor"

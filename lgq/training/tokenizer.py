@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lgq.config import to_json
 from lgq.data import Batch, ImageDataset, ImageLoader, Loading
+from lgq.data.requests import evenly_spread
 from lgq.distributed import rank, world_size
 from lgq.evaluation.feature_set import FeatureSet
 from lgq.quantizers import Quantized
@@ -95,6 +96,7 @@ class TokenizerTraining:
         self.score, self._judges = build_judges(run, perceptual, self.device, images=validated)
         self._loader = ImageLoader(data, self._loading())
         self._validation_loader = ImageLoader(validation_data, self._loading())
+        self._inspected = _inspected(run, len(validation_data))
         self._originals: FeatureSet | None = None
         self._position, self._names = 0, list[str]()
         self._batches: Iterator[Batch] | None = None
@@ -167,7 +169,12 @@ class TokenizerTraining:
         self.tokenizer.eval()
         with averaged(self.tokenizer, self._average):
             values, grid, self._originals = measure(
-                self.tokenizer, numbered, self._judges, images=limit, known=self._originals
+                self.tokenizer,
+                numbered,
+                self._judges,
+                images=limit,
+                known=self._originals,
+                inspected=self._inspected,
             )
         if rank() == 0 and grid is not None:
             save_picture(self.out, step, grid)
@@ -214,6 +221,14 @@ class TokenizerTraining:
 
     def _placed(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
         return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
+
+
+def _inspected(run: TokenizerRun, length: int) -> Int64[Tensor, " n"] | None:
+    """Numbers of the validation images that rfid is taken on, the same on every rank; None for all."""
+    validated = evenly_spread(length, min(run.validation_images, length))
+    if run.rfid_images is None or run.rfid_images >= len(validated):
+        return None
+    return torch.tensor(validated)[evenly_spread(len(validated), run.rfid_images)]
 
 
 def _quantizer_terms(quantized: Quantized) -> dict[str, Tensor]:

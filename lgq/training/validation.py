@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from lgq.data import to_png
+from lgq.evaluation.codebook import CodeUsage, learned_codebook
 from lgq.evaluation.feature_set import FeatureSet
 from lgq.evaluation.judges import Judges
 from lgq.evaluation.quality import TokenizerQuality
@@ -27,7 +28,7 @@ class Measured(NamedTuple):
     """Result of `measure`."""
 
     values: dict[str, float]
-    """Every metric that `TokenizerQuality` takes with these judges, over all ranks."""
+    """All that `TokenizerQuality` takes with these judges, over all ranks, and norms of learned codes."""
     grid: bytes | None
     """A PNG of this rank's first images above their reconstructions; none if it had no image."""
     originals: FeatureSet | None
@@ -41,24 +42,32 @@ def measure(
     *,
     images: int,
     known: FeatureSet | None = None,
+    inspected: Int64[Tensor, " n"] | None = None,
 ) -> Measured:
     """Take the images of this rank through the tokenizer, which is in eval mode.
 
     images: that are to come at most, over all ranks.
     known: their features, from an earlier validation, which has half of Inception's work then.
+    inspected: numbers of the images that pass Inception; None for all.
     """
     size = tokenizer.codebook_size * tokenizer.stages
-    quality = TokenizerQuality.of(judges, size, images=images, known=known)
+    quality = TokenizerQuality.of(judges, size, images=images, known=known, inspected=inspected)
     reconstruct, grid = through(tokenizer), None
     for originals, numbers in batches:
         reconstruction, codes = reconstruct(originals)
         grid = grid or grid_png(originals, reconstruction)
         quality.update(originals, reconstruction, codes, numbers)
     everywhere = quality.over_ranks()
-    return Measured(everywhere.metrics(), grid, everywhere.originals)
+    values = everywhere.metrics() | _norms(tokenizer, everywhere.usage)
+    return Measured(values, grid, everywhere.originals)
 
 
 def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:
     """Up to eight images in a row, each above its reconstruction."""
     rows = [torch.cat(list(row[:_GRID_COLUMNS]), dim=2) for row in (images, reconstructions)]
     return to_png(torch.cat(rows, dim=1))
+
+
+def _norms(tokenizer: Tokenizer, usage: CodeUsage) -> dict[str, float]:
+    codebook = learned_codebook(tokenizer.quantizer)
+    return {} if codebook is None else usage.norm_summary(codebook)
