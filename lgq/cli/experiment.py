@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lgq.bench.networks import networks_ms
 from lgq.bench.quantizers import QuantizerBenchmark, run
 from lgq.cli.console import command_line, say
 from lgq.cli.places import require_place
@@ -105,16 +106,23 @@ def draw(drawable: Drawable) -> dict[str, bytes]:
 
 
 def measure_cost(task: CostTask) -> list[dict[str, Any]]:
-    """As `lgq bench quantizers`, each in a process of its own."""
+    """As `lgq bench quantizers`, each in a process of its own; and the networks around them, in this one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = QuantizerBenchmark(
         tokens=task.tokens,
         dim=task.dim,
         sizes=(task.codebook_size,),
         quantizers=(task.quantizer,),
         repeats=task.repeats,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
     )
-    return [asdict(row) for row in run(settings)]
+    around = networks_ms(task.around, task.tokens, torch.device(device), repeats=task.repeats)
+    return [_with_share(asdict(row), around) for row in run(settings)]
+
+
+def _with_share(row: dict[str, Any], around: float) -> dict[str, Any]:
+    share = None if row["ms"] is None else row["ms"] / around
+    return row | {"networks_ms": around, "share_of_step": share}
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -77,6 +77,7 @@ class Scale:
             tokenizer=_adjusted(self.tokenizer, steps, precision),
             ablation=replace(self.ablation, run=_adjusted(self.ablation.run, steps, precision)),
             generator=_adjusted(self.generator, generator_steps, precision),
+            cost=replace(self.cost, around=_adjusted(self.tokenizer, None, precision)),
         )
 
 
@@ -116,7 +117,7 @@ def smoke() -> Scale:
         generator=generator,
         sizes=(32, 64),
         matched_sizes=(32, 64),
-        cost=CostTask(quantizer="lgq", codebook_size=32, tokens=64, dim=8, repeats=1),
+        cost=CostTask(quantizer="lgq", codebook_size=32, tokens=64, dim=8, repeats=1, around=tokenizer),
         cost_sizes=(8, 16, 32, 64),
         measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
     )
@@ -136,7 +137,7 @@ def pocket() -> Scale:
         generator=named_generator("pocket"),
         sizes=(1_024, 4_096, 16_384),
         matched_sizes=(1_024, 4_096, 16_384),
-        cost=_paper_cost(),
+        cost=_paper_cost(tokenizer),
         cost_sizes=(4_096, 16_384, 65_536, 262_144),
         # 5,000 images of 64 tokens: with 1,000, codes of 16,384 would count as dead for want of tokens.
         measuring=Measuring(images=1_000, geometry_images=5_000, samples=1_000, sampling_seeds=(0, 1)),
@@ -157,7 +158,7 @@ def imagenet256() -> Scale:
         generator=named_generator("imagenet256"),
         sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
         matched_sizes=(4_096, 16_384, 65_536),
-        cost=_paper_cost(),
+        cost=_paper_cost(tokenizer),
         cost_sizes=(4_096, 16_384, 65_536, 262_144),
         measuring=Measuring(
             images=10_000, geometry_images=5_000, samples=50_000, sampling_seeds=(0, 1, 2, 3)
@@ -183,9 +184,9 @@ def _pocket_tokenizer() -> TokenizerRun:
     )
 
 
-def _paper_cost() -> CostTask:
+def _paper_cost(around: TokenizerRun) -> CostTask:
     """32 images of 256 tokens of 64 channels."""
-    return CostTask(quantizer="lgq", codebook_size=16_384, tokens=8_192, dim=64, repeats=5)
+    return CostTask(quantizer="lgq", codebook_size=16_384, tokens=8_192, dim=64, repeats=5, around=around)
 
 
 def _with(

@@ -101,7 +101,7 @@ class GeneratorTask:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTask:
-    """Time and memory of a quantizer's forward and backward pass, without any network around it."""
+    """Time and memory of a quantizer's forward and backward pass, and the time of the networks around it."""
 
     kind: ClassVar[str] = "cost"
     quantizer: str
@@ -111,6 +111,8 @@ class CostTask:
     dim: int
     """Channels of a vector."""
     repeats: int
+    around: TokenizerRun
+    """Whose encoder and decoder are timed for comparison."""
 
     seed: ClassVar[int] = 0
     steps: ClassVar[int] = 0
@@ -123,7 +125,7 @@ class CostTask:
         return f"cost-{self.quantizer}-k{self.codebook_size}"
 
     def settings(self) -> dict[str, Any]:
-        return to_json(self)
+        return to_json(self) | {"around": _decisive(to_json(self.around))}
 
     def parameters(self) -> dict[str, int]:
         return {}

@@ -60,6 +60,11 @@ LONGEST_DEAD = Column("geometry.dead_norm_max", "Dead norm, most", None, 3)
 SHORTEST_LIVE = Column("geometry.live_norm_min", "Live norm, least", None, 3)
 LONGEST_LIVE = Column("geometry.live_norm_max", "Live norm, most", None, 3)
 CORRELATION = Column("geometry.norm_correlation", "Corr. norm, log usage", None, 3)
+NORMS_OVER_STEPS = (
+    Column("norm_correlation", "Corr. norm, log usage", None, 3),
+    Column("dead_norm_max", "Longest dead code", None, 3),
+    Column("live_norm_min", "Shortest live code", None, 3),
+)
 NORMS = (DEAD, SHORTEST_DEAD, LONGEST_DEAD, SHORTEST_LIVE, LONGEST_LIVE, CORRELATION)
 
 TOKENIZER_RFID = Column("tokenizer.rfid", "rFID of the tokenizer", "lower", 2)
@@ -71,5 +76,5 @@ COSTS = (
     Column("images_a_second", "Images a second", "higher", 0),
     Column("ms", "ms an iteration", "lower", 2),
     Column("extra_bytes", "Peak memory (MB)", "lower", 1, 1e-6),
-    Column("share_of_step", "Share of a step, %", "lower", 1, 100),
+    Column("share_of_step", "Of the networks' step, %", "lower", 1, 100),
 )

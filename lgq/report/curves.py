@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lgq.report.columns import L1, PSNR, RFID, USED, Column
+from lgq.report.columns import L1, NORMS_OVER_STEPS, PSNR, RFID, USED, Column
 from lgq.report.intervals import Sample
 from lgq.report.ledger import Ledger
 from lgq.report.tables import written
@@ -54,15 +54,16 @@ class Chart:
 
 
 def charts_of(ledger: Ledger, experiment: str) -> dict[str, list[Chart]]:
-    """By group of rows: PSNR, rFID or else l1, and utilization, where runs took them."""
+    """By group of rows: PSNR, rFID or else l1, utilization, and in `logits` norms, where runs took them."""
     groups = dict.fromkeys(row.group for row in ledger.plans[experiment].rows)
     found = {group: _charts(ledger, experiment, group) for group in groups}
     return {group: charts for group, charts in found.items() if charts}
 
 
 def _charts(ledger: Ledger, experiment: str, group: str) -> list[Chart]:
-    taken = {column: _taken(ledger, experiment, group, column) for column in (PSNR, RFID, L1, USED)}
-    shown = (PSNR, RFID if taken[RFID] else L1, USED)
+    more = NORMS_OVER_STEPS if experiment == "logits" else ()
+    taken = {column: _taken(ledger, experiment, group, column) for column in (PSNR, RFID, L1, USED, *more)}
+    shown = (PSNR, RFID if taken[RFID] else L1, USED, *more)
     return [_chart(column, taken[column]) for column in shown if taken[column]]
 
 

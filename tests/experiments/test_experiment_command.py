@@ -102,4 +102,6 @@ def test_costs_are_those_of_the_benchmark(monkeypatch):
     ours, dense = measure_cost(SCALES["smoke"]().cost)
     assert (ours["implementation"], ours["ms"], dense["implementation"]) == ("ours", 1.5, "dense")
     assert (asked[0].quantizers, asked[0].sizes, asked[0].tokens) == (("lgq",), (32,), 64)
+    assert ours["networks_ms"] > 0
+    assert ours["share_of_step"] == 1.5 / ours["networks_ms"]
     assert json.dumps(ours)

@@ -20,7 +20,7 @@ from PIL import Image
 from tiny_run import EVERYTHING, RUNS, TINY, left_by, train
 from torch import Tensor
 
-from lgq.data import FolderDataset
+from lgq.data import Batch, FolderDataset, ImageLoader
 from lgq.evaluation.judges import Judges
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
@@ -307,6 +307,46 @@ def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_on
     anew = begin(run, photos, tmp_path)
     anew.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
     assert anew.validate(2)["rfid"] == pytest.approx(second["values"]["rfid"])
+
+
+def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, monkeypatch):
+    network = CheapInception()
+    monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
+    monkeypatch.setattr("lgq.evaluation.quality.FEATURES", FEATURES)
+    run = replace(TINY, best_by="rfid", rfid_images=2, batch_size=1, loop=LoopSettings(steps=1))
+    train(run, photos, tmp_path)
+    assert network.seen == 2 * 2
+    found = read_records(tmp_path)[-1]["values"]
+    few = begin(replace(run, validation_images=2, rfid_images=None), photos, tmp_path)
+    few.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
+    # The images of a validation of 3, and the first two thirds of them.
+    monkeypatch.setattr(few._validation_loader, "one_pass", first_two_of_three(few._validation_loader))
+    alone = few.validate(1)
+    assert found["rfid"] == pytest.approx(alone["rfid"])
+    assert found["psnr"] != pytest.approx(alone["psnr"])
+
+
+def first_two_of_three(loader: ImageLoader) -> Callable[..., list[Batch]]:
+    return lambda *_, **__: list(ImageLoader.one_pass(loader, 3))[:2]
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_rfid_takes_two_images_or_more_and_no_more_than_a_validation_has(images):
+    with pytest.raises(ValueError, match=f"rfid_images must lie in 2..3, got {images}"):
+        replace(TINY, rfid_images=images)
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_validations_follow_the_norms_of_learned_codes(name, photos, tmp_path):
+    trainee = begin(replace(TINY, quantizer=name), photos, tmp_path)
+    trainee.tokenizer.eval()
+    values = trainee.validate(0)
+    assert ("live_norm_min" in values) == (name not in ("fsq", "lfq"))
+    if "live_norm_min" in values:
+        norms = trainee.tokenizer.quantizer.codebook.norm(dim=1)
+        seen = [values[f"{state}_norm_{end}"] for state in ("dead", "live") for end in ("min", "max")]
+        assert min(seen) == pytest.approx(norms.min().item(), rel=1e-5)
+        assert max(seen) == pytest.approx(norms.max().item(), rel=1e-5)
 
 
 def test_where_a_network_is_not_at_hand_the_next_score_decides_and_config_says_so(
