@@ -18,6 +18,8 @@ class Report:
     """The directory that `lgq experiment` filled."""
     out: Path = Path("report.html")
     """File of the page; a browser shows it without a network."""
+    keep: Path | None = None
+    """Directory to copy the records, curves and pictures to that the page is made of, without weights."""
 
     def run(self) -> int:
         from lgq.report.page import write_report  # draws with Pillow, and reads every template
@@ -31,4 +33,12 @@ class Report:
         found = ", ".join(f"{number} {outcome}" for outcome, number in written.verdicts.items())
         say(f"{written.runs} runs; claims of the paper: {found}.")
         say(f"the page, {written.size / 1e6:.1f} MB: {self.out}")
+        if self.keep is not None:
+            self._keep(self.keep)
         return 0
+
+    def _keep(self, place: Path) -> None:
+        from lgq.report.archive import keep_results
+
+        require_place(place)
+        say(f"what it is made of, {keep_results(self.results, place) / 1e6:.1f} MB: {place}")

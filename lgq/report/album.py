@@ -74,6 +74,14 @@ _PLOTS = (
 )
 
 
+def shown_files(ledger: Ledger) -> list[Path]:
+    """Where the pictures of the albums would lie."""
+    runs = [run for name in ("comparison", "generation") for run in first_seeds(ledger, name).values()]
+    stems = ("reconstructions", "samples", *(stem for stem, _, _ in _PLOTS))
+    folders = [ledger.results.pictures(run.id) for run in runs]
+    return [ledger.results.originals, *(folder / f"{stem}.png" for folder in folders for stem in stems)]
+
+
 def first_seeds(ledger: Ledger, experiment: str) -> dict[str, FinishedRun]:
     """The finished run with the smallest seed of each row, by the row's label."""
     plan = ledger.plans.get(experiment)

@@ -270,6 +270,28 @@ def test_the_command_writes_the_page_and_says_what_it_left_out(results, tmp_path
     assert "left out rows/torn.json" in capsys.readouterr().err
 
 
+def test_what_is_kept_gives_the_same_page_without_weights(results, tmp_path, capsys):
+    weights = results.run(next(iter(results.records()))) / "best" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(bytes(100))
+    unfinished = results.run("unfinished") / "metrics.jsonl"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()
+    page, again, kept = tmp_path / "page.html", tmp_path / "again.html", tmp_path / "kept"
+    assert Report(results=results.root, out=page, keep=kept).run() == 0
+    assert f"MB: {kept}" in capsys.readouterr().err.replace("\n", "")
+    assert Report(results=kept, out=again).run() == 0
+    assert again.read_bytes() == page.read_bytes()
+    assert {file.suffix for file in kept.rglob("*") if file.is_file()} == {".json", ".jsonl", ".png"}
+    assert not (kept / "runs/unfinished").exists()
+    assert Results(kept).records() == results.records()
+
+
+def test_results_are_not_kept_in_themselves(results, tmp_path):
+    with pytest.raises(RowsError, match="choose another directory"):
+        Report(results=results.root, out=tmp_path / "page.html", keep=results.root).run()
+
+
 def test_the_command_refuses_a_directory_as_its_page(results, tmp_path):
     with pytest.raises(ValueError, match="must be a file"):
         Report(results=results.root, out=tmp_path).run()
