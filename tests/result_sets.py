@@ -72,7 +72,7 @@ def plan_of(experiment: str, rows: Iterable[FakeRow]) -> Plan:
         title=f"Title of {experiment}",
         paper="",
         about="About it.",
-        scale="smoke",
+        scale="imagenet256",
         data="photos",
         validation_data="photos",
         images="0",

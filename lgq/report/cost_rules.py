@@ -7,6 +7,7 @@ from lgq.report.columns import Column
 from lgq.report.ledger import Ledger, sample_of
 from lgq.report.rules import Contestant, Finding, Outcome, Rule, by_size
 
+_PAPERS_SCALE = "imagenet256"
 TELLING = 1.1
 """Ratio from which on a difference between two timings counts."""
 
@@ -69,6 +70,23 @@ def alike(experiment: str, column: Column, who: Sequence[Contestant], *, most: f
         return [Finding(outcome, f"{column.title}: {listed}; largest over least {ratio:.2f}", runs)]
 
     return Rule(f"the largest at most {most:g} times the least", decide)
+
+
+def beside_the_papers_networks(experiment: str, rule: Rule) -> Rule:
+    """What a quantizer costs beside its networks says something only where these are the paper's."""
+
+    def decide(ledger: Ledger) -> list[Finding]:
+        plan = ledger.plans.get(experiment)
+        findings = rule.decide(ledger)
+        return findings if plan and plan.scale == _PAPERS_SCALE else list(map(_beside_others, findings))
+
+    return Rule(f"{rule.how}, beside networks of the paper's size", decide)
+
+
+def _beside_others(finding: Finding) -> Finding:
+    if finding.outcome is Outcome.NOT_RUN:
+        return finding
+    return finding._replace(outcome=Outcome.NOT_SEPARABLE, text=f"{finding.text}; the networks are smaller")
 
 
 def share_at(

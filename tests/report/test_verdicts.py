@@ -1,6 +1,7 @@
 """Each claim is decided by its rule: reproduced, contradicted, not separable, or not run."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,6 +241,15 @@ def test_one_seed_decides_no_claim_that_compares_seeds():
     single = outcomes(world(slightly, change=one))
     decided = {claim for claim, outcome in single.items() if outcome in (YES, NO)}
     assert decided <= COSTS
+
+
+def test_times_beside_other_networks_than_the_papers_decide_nothing():
+    ledger = world(slightly)
+    small = {name: replace(plan, scale="pocket") for name, plan in ledger.plans.items()}
+    found = outcomes(replace(ledger, plans=small))
+    assert {claim for claim in COSTS if found[claim] is UNCLEAR} == {
+        "cost-share", "cost-of-training", "cost-of-size",
+    }  # fmt: skip
 
 
 def test_every_claim_says_where_and_how_it_is_decided():

@@ -3,7 +3,7 @@
 from lgq.report.claims.claim import Claim
 from lgq.report.columns import COSTS, STEP_TIME
 from lgq.report.contestants import BASELINES, FSQ, IBQ, LGQ
-from lgq.report.cost_rules import alike, cheaper, grows, outlasts, share_at
+from lgq.report.cost_rules import alike, beside_the_papers_networks, cheaper, grows, outlasts, share_at
 from lgq.report.rules import all_of
 
 _, _TIME, _MEMORY, _SHARE = COSTS
@@ -15,7 +15,7 @@ COST = (
         "results; tab:quantizer_cost",
         "At K = 16,384 LGQ's quantizer takes about a tenth of a training step.",
         "10.2%",
-        share_at(_COST, _SHARE, LGQ, 16_384, least=0.05, most=0.15),
+        beside_the_papers_networks(_COST, share_at(_COST, _SHARE, LGQ, 16_384, least=0.05, most=0.15)),
     ),
     Claim(
         "cost-time",
@@ -61,13 +61,15 @@ COST = (
         "results; appendix app:cost",
         "End to end, training costs about the same with every quantizer.",
         "15.4 to 17.3 GPU-hours an epoch, a factor of 1.12",
-        alike("comparison", STEP_TIME, (LGQ, *BASELINES), most=1.2),
+        beside_the_papers_networks("comparison", alike("comparison", STEP_TIME, (LGQ, *BASELINES), most=1.2)),
     ),
     Claim(
         "cost-of-size",
         "results; appendix app:cost",
         "End to end, training LGQ costs little more with a 16 times larger codebook.",
         "15.9 to 17.3 GPU-hours an epoch, 8.9% more",
-        grows("codebook-size", STEP_TIME, LGQ, least=0.8, most=1.2),
+        beside_the_papers_networks(
+            "codebook-size", grows("codebook-size", STEP_TIME, LGQ, least=0.8, most=1.2)
+        ),
     ),
 )
