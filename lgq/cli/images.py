@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich import box
@@ -12,8 +12,9 @@ from rich.text import Text
 
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
-from lgq.distributed import join_processes
+from lgq.distributed import join_processes, rank
 from lgq.evaluation.encoding import Reconstructions, decode_tokens, encode_dataset, reconstruct_images
+from lgq.evaluation.encoding_cost import EncodingCost, estimate_encoding
 from lgq.tokenizer import Tokenizer
 from lgq.training.trained import Which, chosen_image_size, trained_tokenizer
 
@@ -65,22 +66,24 @@ class Encode:
     """Processes that decode images ahead."""
     weights: Which = "best"
     """Which weights of a run."""
+    dry_run: bool = False
+    """Encode a few batches, print how long all of them would take and what they would fill, and write
+    nothing."""
 
     def run(self) -> int:
         data, size = open_dataset(self.data), chosen_image_size(self.tokenizer, self.image_size)
         tokenizer = _load(self.tokenizer, self.weights)
+        how: dict[str, Any] = {
+            "image_size": size,
+            "batch_size": self.batch_size,
+            "shard_size": self.shard_size,
+            "flips": self.flips,
+            "workers": self.workers,
+        }
+        if self.dry_run:
+            return _show(estimate_encoding(tokenizer, data, **how))
         with progress_of("encoding") as report:
-            tokens = encode_dataset(
-                tokenizer,
-                data,
-                self.out,
-                image_size=size,
-                batch_size=self.batch_size,
-                shard_size=self.shard_size,
-                flips=self.flips,
-                workers=self.workers,
-                on_progress=report,
-            )
+            tokens = encode_dataset(tokenizer, data, self.out, **how, on_progress=report)
         broken = f", {len(tokens.broken):,} could not be read" if tokens.broken else ""
         grid = " x ".join(map(str, tokens.encoding.token_shape))
         say(f"{len(tokens):,} images of {grid} tokens{broken}: {self.out}")
@@ -114,6 +117,25 @@ class Decode:
 def _load(run: str, which: Which) -> Tokenizer:
     tokenizer: Tokenizer = trained_tokenizer(run, which).to(join_processes())
     return tokenizer
+
+
+def _show(cost: EncodingCost) -> int:
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    table.add_row("images", f"{cost.images:,}")
+    table.add_row("shards of tokens", f"{cost.shards:,}; an interruption loses one at most")
+    table.add_row("tokens", f"{cost.bytes / 1e6:,.1f} MB")
+    rate = f"{cost.images_per_second:,.1f} images a second, on {cost.measured:,} images"
+    table.add_row("measured", f"{rate} and {cost.processes} process{'es' * (cost.processes > 1)}")
+    table.add_row("time", _duration(cost.seconds))
+    table.add_row("a million images", _duration(1e6 / cost.images_per_second))
+    if rank() == 0:
+        Console().print(table)
+    return 0
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes:02d} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _table(done: Reconstructions, out: Path) -> Table:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.named import Family, report_ending, show_plan
-from lgq.data import open_dataset
+from lgq.data import PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
 from lgq.evaluation.encoding import tokenizer_of
 from lgq.runs import GENERATORS, RUNS, named_generator, named_run
@@ -32,11 +32,12 @@ class Train:
     name: Name
     """A scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ..."""
     data: str
-    """Images to train on: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
+    """Images to train on: a folder, a shard pattern such as train-{000..005}.tar, a stream of such shards,
+    'pipe:curl -s URL/train-{000..127}.tar', or `sample`."""
     out: Path
     """The run directory."""
     val_data: str | None = None
-    """Images to validate on; without, the middle of the training images."""
+    """Images to validate on, no stream; without, the middle of the training images."""
     resume: Resume = "auto"
     """Continue what is in the run directory (auto), refuse to (never), or insist on it (must)."""
     dry_run: bool = False
@@ -47,6 +48,10 @@ class Train:
         data = open_dataset(self.data)
         validation = None if self.val_data is None else open_dataset(self.val_data)
         require_possible(self.settings)
+        if self.dry_run and isinstance(data, PipeDataset):
+            raise ValueError(
+                f"a dry run counts the images, which {data!r} does not tell: train without --dry-run."
+            )
         if self.dry_run:
             return show_plan(self.settings, len(data), footprint)
         outcome = train_tokenizer(self.settings, data, validation, self.out, self.resume)

@@ -1,4 +1,4 @@
-"""Images to train and evaluate on: folders, local shards, and photographs that come along."""
+"""Images to train and evaluate on: folders, local shards, streams, and photographs that come along."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,8 @@ from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, 
 from lgq.data.loader import Batch, ImageLoader, Loading
 from lgq.data.sample import SampleDataset
 from lgq.data.shards import ShardDataset
+from lgq.data.stream import PREFIX, PipeDataset
+from lgq.data.stream_loader import StreamBatch, StreamLoader
 from lgq.data.transforms import RandomCrop, to_png, to_tensor
 
 __all__ = [
@@ -19,10 +21,13 @@ __all__ = [
     "ImageDataset",
     "ImageLoader",
     "Loading",
+    "PipeDataset",
     "RandomCrop",
     "SampleDataset",
     "ShardDataset",
     "StoredImage",
+    "StreamBatch",
+    "StreamLoader",
     "decode",
     "open_dataset",
     "to_png",
@@ -30,12 +35,15 @@ __all__ = [
 ]
 
 
-def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDataset:
-    """Open a folder, a shard pattern such as `train-{000..005}.tar`, or the embedded photographs.
+def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDataset | PipeDataset:
+    """Open a folder, a shard pattern such as `train-{000..005}.tar`, a stream, or the embedded photographs.
 
-    `sample` is short for `sample:train`; the other split is `sample:held-out`. A folder of that name
-    is `./sample`. Whatever cannot be opened is a `DataError`.
+    `pipe:cat train-{000..005}.tar` is a stream, one command a shard; none is started yet. It can be
+    trained on, and has no length. `sample` is short for `sample:train`; the other split is
+    `sample:held-out`. A folder of that name is `./sample`. What cannot be opened is a `DataError`.
     """
+    if str(spec).startswith(PREFIX):
+        return PipeDataset.from_spec(str(spec))
     text = os.path.expanduser(spec)
     if not text:
         raise DataError("no data is named: give a folder of images, a pattern of .tar files, or `sample`.")
@@ -43,8 +51,11 @@ def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDatas
         return SampleDataset()
     if text.startswith("sample:"):
         return SampleDataset(text.removeprefix("sample:"))
-    if "://" in text or text.startswith("pipe:"):
-        raise DataError(f"{text} is not on this machine: download the shards, and pass their path.")
+    if "://" in text:
+        raise DataError(
+            f"{text} is not on this machine: download the shards and pass their path, or train on the "
+            f"output of a command, such as '{PREFIX}curl -s {text}'."
+        )
     if text.endswith(".tar") and not os.path.isdir(text):
         return ShardDataset.from_pattern(text)
     return FolderDataset(text)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, EncodedImage
+from lgq.data.images import (
+    SUFFIXES,
+    UNLABELLED,
+    BrokenImage,
+    DataError,
+    EncodedImage,
+    require_readable_size,
+)
 
 
 class FolderDataset:
@@ -33,6 +40,7 @@ class FolderDataset:
         name = os.fsdecode(self._paths[index].item())
         label = self._labels[index].item()
         try:
+            require_readable_size(os.path.getsize(self.root / name), name)
             data = (self.root / name).read_bytes()
         except OSError as error:
             raise BrokenImage(name, error.strerror or str(error)) from error

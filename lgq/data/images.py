@@ -4,6 +4,7 @@ Transparent images are composited over white. Colour profiles are not applied, a
 by the plain formula. Of an animation or a multi-page file, the first frame counts.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -20,6 +21,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PIXEL_LIMIT = 2**26
 """Pixels an image may have: 8192 x 8192, which is 200 MB once decoded."""
+
+FILE_LIMIT = 2**28
+"""Bytes that the file of an image may have."""
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -78,6 +82,8 @@ class StoredImage:
     def __init__(self, data: bytes, name: str):
         self.name = name
         self._image = _open(data, name)
+        self.format = self._image.format
+        """By its content, as Pillow calls it: JPEG, PNG, ..."""
         self._orientation = _orientation(self._image)
         width, height = self._image.size
         self.size = (height, width) if self._orientation in _SWAPS_SIDES else (width, height)
@@ -117,7 +123,8 @@ def _open(data: bytes, name: str) -> Image.Image:
 def _naming(name: str) -> Iterator[None]:
     # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ...
     try:
-        yield
+        with _without_warnings():
+            yield
     except BrokenImage:
         raise
     except UnidentifiedImageError as error:
@@ -126,11 +133,26 @@ def _naming(name: str) -> Iterator[None]:
         raise BrokenImage(name, str(error) or type(error).__name__) from error
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Of damaged notes about the camera, and of sizes, for which we have our own limit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def require_readable_size(size: int, name: str) -> None:
+    """Refuse a file before it fills the memory: what claims to be an image may be of any size."""
+    if size > FILE_LIMIT:
+        raise BrokenImage(name, f"{size:,} bytes is more than the {FILE_LIMIT:,} of an image file")
+
+
 def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":  # Pillow turns these itself, and reports the upright size
         return 1
     try:
-        return int(image.getexif().get(_ORIENTATION, 1))
+        with _without_warnings():
+            return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged note about the camera leaves the pixels as good as they were
         return 1
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lgq.data.images import UNLABELLED, BrokenImage, DataError, ImageDataset, StoredImage
+from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.requests import Request, Share, endless_requests, pass_requests
 from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, render
 
@@ -106,27 +106,9 @@ class ImageLoader:
             raise self._nothing_readable()
 
     def _load(self, reader: "_Reader", requests: Iterable[Request]) -> Iterator[Batch | None]:
-        loader: DataLoader[_Loaded] = DataLoader(
-            reader,
-            batch_size=None,
-            sampler=requests,
-            num_workers=self.settings.workers,
-            prefetch_factor=_BATCHES_AHEAD if self.settings.workers else None,
-            collate_fn=_as_it_is,
-            worker_init_fn=_leave_interrupts_to_the_trainer,
-            pin_memory=self.settings.pin_memory,
-            # Its own generator: otherwise a restart would draw from the one that the model uses.
-            generator=torch.Generator(),
-        )
-        for loaded in loader:
-            for name, reason in loaded.broken:
-                self._note(name, reason)
+        for loaded in in_processes(reader, self.settings, requests):
+            note_broken(self.broken, loaded.broken, self.dataset)
             yield loaded.batch
-
-    def _note(self, name: str, reason: str) -> None:
-        if name not in self.broken:
-            self.broken[name] = reason
-            _log.warning("broken image no. %d in %r: %s: %s", len(self.broken), self.dataset, name, reason)
 
     def _nothing_readable(self) -> DataError:
         name, reason = next(iter(self.broken.items()))
@@ -142,7 +124,9 @@ class _Loaded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
+    """An image of a batch to be."""
+
     image: Float[Tensor, "3 s s"]
     label: int
     index: int
@@ -158,32 +142,29 @@ class _Reader(Dataset[_Loaded]):
     def __getitem__(self, request: Request) -> _Loaded:
         broken: list[tuple[str, str]] = []
         samples = self.samples(request, broken)
-        return _Loaded(_stack(samples, request.position) if samples else None, broken)
+        return _Loaded(stack(samples, request.position) if samples else None, broken)
 
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
         raise NotImplementedError
 
     def read(
         self, index: int, cut: Callable[[tuple[int, int]], Crop], broken: list[tuple[str, str]]
-    ) -> _Sample | None:
+    ) -> Sample | None:
         try:
-            data, label, name = self.dataset[index]
-            stored = StoredImage(data, name)
-            image = render(stored, cut(stored.size), self.settings.image_size)
+            return rendered(self.dataset[index], index, cut, self.settings.image_size)
         except BrokenImage as error:
             broken.append((error.name, error.reason))
             return None
-        return _Sample(image, UNLABELLED if label is None else label, index, name)
 
 
 class _EvaluationReader(_Reader):
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
         tried = (self.read(index, centre_crop, broken) for index in request.indices)
         return [sample for sample in tried if sample is not None]
 
 
 class _TrainingReader(_Reader):
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[_Sample]:
+    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
         samples = []
         for epoch, index in zip(request.epochs, request.indices, strict=True):
             sample = self._first_readable(epoch, index, broken)
@@ -192,7 +173,7 @@ class _TrainingReader(_Reader):
             samples.append(sample)
         return samples
 
-    def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> _Sample | None:
+    def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> Sample | None:
         # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
         def cut(size: tuple[int, int]) -> Crop:
             return random_crop(size, self.settings.crop, seed=self.settings.seed, epoch=epoch, index=index)
@@ -212,7 +193,14 @@ def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]
         yield (index + step * stride) % length
 
 
-def _stack(samples: list[_Sample], position: int) -> Batch:
+def rendered(encoded: EncodedImage, index: int, cut: Callable[[tuple[int, int]], Crop], side: int) -> Sample:
+    """Decode, cut and resize an image; `BrokenImage` where that fails."""
+    stored = StoredImage(encoded.data, encoded.name)
+    image = render(stored, cut(stored.size), side)
+    return Sample(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
+
+
+def stack(samples: list[Sample], position: int) -> Batch:
     return Batch(
         images=torch.stack([sample.image for sample in samples]),
         labels=torch.tensor([sample.label for sample in samples]),
@@ -220,6 +208,33 @@ def _stack(samples: list[_Sample], position: int) -> Batch:
         names=[sample.name for sample in samples],
         position=position,
     )
+
+
+def in_processes(
+    reader: Dataset[Any], settings: Loading, requests: Iterable[Any] | None = None
+) -> Iterator[Any]:
+    """What a reader makes of each request, or by itself without any, in `settings.workers` processes."""
+    loader: DataLoader[Any] = DataLoader(
+        reader,
+        batch_size=None,
+        sampler=requests,
+        num_workers=settings.workers,
+        prefetch_factor=_BATCHES_AHEAD if settings.workers else None,
+        collate_fn=_as_it_is,
+        worker_init_fn=_leave_interrupts_to_the_trainer,
+        pin_memory=settings.pin_memory,
+        # Its own generator: otherwise a restart would draw from the one that the model uses.
+        generator=torch.Generator(),
+    )
+    return iter(loader)
+
+
+def note_broken(known: dict[str, str], broken: list[tuple[str, str]], dataset: ImageDataset) -> None:
+    """Log each broken image the first time that it is met."""
+    for name, reason in broken:
+        if name not in known:
+            known[name] = reason
+            _log.warning("broken image no. %d in %r: %s: %s", len(known), dataset, name, reason)
 
 
 def _as_it_is(loaded: Any) -> Any:

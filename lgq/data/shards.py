@@ -1,29 +1,42 @@
 """WebDataset shards on a local disk: `<key>.jpg|png|webp` and `<key>.cls` members of tar files.
 
 The members' offsets are read once, at opening; an image is then one `pread`. Nothing is extracted,
-so links and members with absolute or `..` paths cannot reach outside of the shard.
+so links and members with absolute or `..` paths cannot reach outside of the shard. A `classes.json`
+beside the shards, as `lgq shard` writes it, holds the names of the classes: a list, label i is item i.
+n = members of a shard.
 """
 
+import json
 import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from glob import glob, has_magic
 from itertools import product
-from pathlib import Path, PurePosixPath
+from math import prod
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64, Shaped
 
-from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage
+from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, require_readable_size
+from lgq.data.members import (
+    IMAGE_MEMBERS,
+    LABEL_BYTES,
+    LABEL_MEMBER,
+    NAMING,
+    member_name,
+    parse_label,
+    split_key,
+)
 
-IMAGE_MEMBERS = ("jpg", "jpeg", "png", "webp")
+CLASSES = "classes.json"
 _OPEN_FILES = 64  # far below the usual limit of 1,024 a process
-_MOST_CLASSES = 10**6  # a label becomes a row of some table: a larger one is not a class
-_LABEL_BYTES = 20
 _BLOCK = 512
+_MOST_SHARDS = 10**6
 _BRACES = re.compile(r"\{(.*?)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 class ShardDataset:
@@ -34,24 +47,21 @@ class ShardDataset:
         if not paths:
             raise DataError("a shard data set needs at least one tar file, got none.")
         self.paths = tuple(Path(path) for path in paths)
-        members = [member for shard, path in enumerate(self.paths) for member in _index(shard, path)]
-        if not members:
-            rule = f"<key>.{'|'.join(IMAGE_MEMBERS)}, with no other dot in the file name"
-            raise DataError(f"{self!r} holds no image; members must be named {rule}.")
-        # Arrays, since workers that touch a million Python objects end up copying all of them.
-        self._places = np.array([(m.shard, m.offset, m.size, m.label) for m in members], np.int64)
-        self._names = np.array([os.fsencode(m.name) for m in members])
+        # Arrays, since workers that touch a million Python objects end up copying all of them; shard by
+        # shard, since a million of them would take hundreds of megabytes.
+        arrays = [_arrays(_index(shard, path)) for shard, path in enumerate(self.paths)]
+        self._places = np.concatenate([places for places, _ in arrays])
+        if not len(self._places):
+            raise DataError(f"{self!r} holds no image; {NAMING}.")
+        self._names = np.concatenate([names for _, names in arrays])
+        self.classes = _class_names(self.paths[0].parent, int(self._places[:, 3].max()) + 1)
+        """Label i is `classes[i]`; without a `classes.json`, every number up to the largest label."""
 
     @classmethod
     def from_pattern(cls, pattern: str) -> "ShardDataset":
         """Open `train-{000..005}.tar`, `{a,b}.tar`, `train-*.tar`, or any mix of these."""
         paths = (path for part in expand_braces(pattern) for path in _match(part))
         return cls(list(dict.fromkeys(paths)))
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Every number up to the largest label: shards do not carry the names of classes."""
-        return tuple(map(str, range(self._places[:, 3].max() + 1)))
 
     def __repr__(self) -> str:
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
@@ -63,6 +73,7 @@ class ShardDataset:
     def __getitem__(self, index: int) -> EncodedImage:
         shard, offset, size, label = self._places[index].tolist()
         name = os.fsdecode(self._names[index].item())
+        require_readable_size(size, name)
         try:
             data = os.pread(self._file(shard).fileno(), size, offset)
         except OSError as error:
@@ -90,17 +101,24 @@ def expand_braces(pattern: str) -> list[str]:
     # Split at a pattern with a group: literal text and the insides of braces take turns.
     parts = _BRACES.split(pattern)
     choices = [_words(part, pattern) if i % 2 else [part] for i, part in enumerate(parts)]
+    _require_few(prod(map(len, choices)), pattern)
     return ["".join(words) for words in product(*choices)]
 
 
 def _words(inside: str, pattern: str) -> list[str]:
     if counting := _RANGE.fullmatch(inside):
         first, last = counting.groups()
+        _require_few(abs(int(first) - int(last)), pattern)
         step = 1 if int(first) <= int(last) else -1
         return [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + step, step)]
     if "," not in inside or "{" in inside:
-        raise DataError(f"{pattern}: braces hold {{000..005}} or {{a,b}}, but not {{{inside}}}.")
+        raise DataError(f"{pattern:.200}: braces hold {{000..005}} or {{a,b}}, but not {{{inside:.200}}}.")
     return inside.split(",")
+
+
+def _require_few(shards: int, pattern: str) -> None:
+    if shards > _MOST_SHARDS:
+        raise DataError(f"{pattern:.200} names over {_MOST_SHARDS:,} shards: check the ranges in braces.")
 
 
 def _match(pattern: str) -> list[str]:
@@ -126,14 +144,23 @@ def _index(shard: int, path: Path) -> list[_Member]:
             files = [member for member in tar if member.isreg() and not member.issparse()]
             _check_end(tar, path)
             labels = dict(_labels(tar, files, path))
-    except (tarfile.TarError, OSError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # hostile headers make tarfile raise ValueError, MemoryError, ...
         raise DataError(f"{path} is not a whole, uncompressed tar file ({error}).") from error
-    images = [file for file in files if _split(file)[1] in IMAGE_MEMBERS]
-    numbers = [labels.get(_split(file)[0], UNLABELLED) for file in images]
+    images = [file for file in files if split_key(file.name)[1] in IMAGE_MEMBERS]
+    numbers = [labels.get(split_key(file.name)[0], UNLABELLED) for file in images]
     return [
-        _Member(shard, file.offset_data, file.size, label, _name(path, file))
+        _Member(shard, file.offset_data, file.size, label, member_name(path.name, file.name))
         for file, label in zip(images, numbers, strict=True)
     ]
+
+
+def _arrays(members: list[_Member]) -> tuple[Int64[np.ndarray, "n 4"], Shaped[np.ndarray, " n"]]:
+    """Shard, offset, size and label of each member; and its name."""
+    numbers = [(member.shard, member.offset, member.size, member.label) for member in members]
+    names = [os.fsencode(member.name) for member in members]
+    return np.array(numbers, np.int64).reshape(-1, 4), np.array(names, np.bytes_)
 
 
 def _check_end(tar: tarfile.TarFile, path: Path) -> None:
@@ -147,24 +174,25 @@ def _check_end(tar: tarfile.TarFile, path: Path) -> None:
 def _labels(tar: tarfile.TarFile, files: list[tarfile.TarInfo], path: Path) -> Iterator[tuple[str, int]]:
     assert tar.fileobj is not None
     for file in files:
-        key, suffix = _split(file)
-        if suffix == "cls":
+        key, suffix = split_key(file.name)
+        if suffix == LABEL_MEMBER:
             tar.fileobj.seek(file.offset_data)
-            text = tar.fileobj.read(min(file.size, _LABEL_BYTES)).strip()
-            if not text.isdigit() or int(text) >= _MOST_CLASSES:
-                rule = f"a label is a number from 0 to {_MOST_CLASSES - 1}"
-                raise DataError(f"{_name(path, file)}: {rule}, got {text!r}.")
-            yield key, int(text)
+            text = tar.fileobj.read(min(file.size, LABEL_BYTES))
+            yield key, parse_label(text, member_name(path.name, file.name))
 
 
-def _split(file: tarfile.TarInfo) -> tuple[str, str]:
-    """WebDataset's key and suffix: a file name parts at its first dot."""
-    folder, _, base = file.name.rpartition("/")
-    stem, _, suffix = base.partition(".")
-    return f"{folder}/{stem}", suffix.lower()
-
-
-def _name(path: Path, file: tarfile.TarInfo) -> str:
-    # Without `/` and `..` at the front: somebody may write a file of this name one day.
-    parts = [part for part in PurePosixPath(file.name).parts if part not in ("/", "//", "..")]
-    return "/".join([path.name, *parts])
+def _class_names(folder: Path, numbers: int) -> tuple[str, ...]:
+    path = folder / CLASSES
+    if not path.exists():
+        return tuple(map(str, range(numbers)))
+    try:
+        names = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {path} ({error}): mend it, or remove it.") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{path} must be a list of names, one a class: mend it, or remove it.")
+    if len(names) < numbers:
+        raise DataError(
+            f"{path} names {len(names)} classes, but a label is {numbers - 1}: mend or remove it."
+        )
+    return tuple(names)

@@ -104,9 +104,10 @@ class TokenWriter:
 
     def _tensors(self, batches: Sequence[EncodedBatch]) -> dict[str, Array]:
         names = [name.encode("utf-8", "surrogatepass") for batch in batches for name in batch.names]
+        labels = [batch.labels.long().numpy() for batch in batches]
         tensors = {
             "tokens": self._narrow([batch.tokens for batch in batches]),
-            "labels": np.concatenate([np.zeros(0, np.int64), *(batch.labels.numpy() for batch in batches)]),
+            "labels": np.concatenate([np.zeros(0, np.int64), *labels]),
             "names": np.frombuffer(b"".join(names), np.uint8),
             "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
         }

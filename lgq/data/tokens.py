@@ -14,13 +14,25 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Int64
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lgq.config import ConfigError, from_json
+from lgq.config import from_json
 from lgq.data.images import UNLABELLED
-from lgq.data.token_format import AGAIN, FORMAT, HEADER, Header, TokenError, sha256_of
+from lgq.data.token_format import (
+    AGAIN,
+    FORMAT,
+    HEADER,
+    Encoding,
+    Header,
+    TokenError,
+    sha256_of,
+    shard_name,
+)
 from lgq.files import sealed_json
+
+_LARGEST = 2**48
+_WHOLE_NUMBERS = ("U8", "U16", "U32", "I64")
 
 
 class TokenizedImage(NamedTuple):
@@ -85,7 +97,9 @@ class TokenDataset:
         position = range(len(self))[index]
         number = int(np.searchsorted(self._ends, position, side="right"))
         if number not in self._mapped:
-            self._mapped[number] = _MappedShard(self._verify(number))
+            self._mapped[number] = _MappedShard(
+                self._verify(number), self.encoding, self.header.shards[number].images
+            )
         return self._mapped[number], position - int(self._ends[number]) + self.header.shards[number].images
 
     def _verify(self, number: int) -> Path:
@@ -104,23 +118,56 @@ class TokenDataset:
 class _MappedShard:
     """Views of a shard's tensors; only what is asked for is read."""
 
-    def __init__(self, path: Path):
-        self._file = safe_open(path, "np")
-        self._views = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+    def __init__(self, path: Path, encoding: Encoding, images: int):
+        self._path, self._encoding = path, encoding
+        try:
+            self._file = safe_open(path, "np")
+            self._views = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+            self._require_forms(images)
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise self._not_as_described(f"{error!s:.200}") from error
+
+    def _require_forms(self, images: int) -> None:
+        shape = [images, *self._encoding.token_shape]
+        forms = {"tokens": shape, "labels": [images], "name_ends": [images]}
+        forms |= {"flipped": shape} if self._encoding.flips else {}
+        for name, form in forms.items():
+            if self._views[name].get_shape() != form:
+                raise ValueError(f"{name} has shape {self._views[name].get_shape()} instead of {form}")
+            if self._views[name].get_dtype() not in _WHOLE_NUMBERS:
+                raise ValueError(f"{name} holds {self._views[name].get_dtype()}, no whole numbers")
+        if len(self._views["names"].get_shape()) != 1 or self._views["names"].get_dtype() != "U8":
+            raise ValueError("names are no row of bytes")
 
     def tokens(self, kind: str, row: int) -> Tensor:
         # int64 in hand: torch computes little with unsigned integers, and takes uint8 for a mask.
-        return torch.from_numpy(self._views[kind][row].astype(np.int64))
+        tokens = torch.from_numpy(self._views[kind][row].astype(np.int64))
+        if tokens.min() < 0 or tokens.max() >= self._encoding.codebook_size:
+            raise self._not_as_described(f"image {row} has tokens outside of the codebook")
+        return tokens
 
     def label(self, row: int) -> int | None:
         label = int(self._views["labels"][row])
+        classes = self._encoding.classes
+        if label < UNLABELLED or (classes and label >= len(classes)):
+            raise self._not_as_described(f"image {row} has label {label}, and no class is that")
         return None if label == UNLABELLED else label
 
     def name(self, row: int) -> str:
         start = int(self._views["name_ends"][row - 1]) if row else 0
         end = int(self._views["name_ends"][row])
         # safetensors gives no empty slice at the end of a tensor.
-        return bytes(self._views["names"][start:end]).decode("utf-8", "surrogatepass") if start < end else ""
+        if start == end:
+            return ""
+        if not 0 <= start < end <= self._views["names"].get_shape()[0]:
+            raise self._not_as_described(f"image {row} has a name from byte {start} to {end}")
+        try:
+            return bytes(self._views["names"][start:end]).decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise self._not_as_described(f"image {row} has a name that is no text") from error
+
+    def _not_as_described(self, what: str) -> TokenError:
+        return TokenError(f"{self._path} is not what {HEADER} says ({what}): copy it again, or {AGAIN}.")
 
 
 def _read_header(folder: Path) -> tuple[Header, str]:
@@ -134,14 +181,31 @@ def _read_header(folder: Path) -> tuple[Header, str]:
         content = json.loads(data)
         version, checksum = content["format"], content.pop("checksum")
         if isinstance(version, int) and version > FORMAT:
-            raise TokenError(f"{path} has format {version}, and this lgq reads up to {FORMAT}: update lgq.")
+            raise TokenError(
+                f"{path} has format {version!s:.40}, and this lgq reads up to {FORMAT}: update lgq."
+            )
         if data != sealed_json(content):
             raise damaged
-        return from_json(Header, content), checksum
+        header = from_json(Header, content)
+        _require_consistent(header)
+        return header, checksum
     except TokenError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged from error
+
+
+def _require_consistent(header: Header) -> None:
+    """Refuse what no writer writes, such as a shard elsewhere on the disk."""
+    encoding, shards = header.encoding, header.shards
+    sizes = (*encoding.grid, encoding.codebook_size, encoding.stages, encoding.image_size)
+    if min(*sizes, encoding.shard_size, encoding.source_images, header.images) < 1 or max(sizes) > _LARGEST:
+        raise ValueError("a size is out of range")
+    if [shard.file for shard in shards] != [shard_name(number) for number in range(len(shards))]:
+        raise ValueError("shards are not named by their numbers")
+    counts = [shard.images for shard in shards]
+    if min(counts) < 0 or sum(counts) != header.images or len(shards) != encoding.shards:
+        raise ValueError("the numbers of images do not add up")
 
 
 def _why_no_header(folder: Path, error: OSError) -> str:

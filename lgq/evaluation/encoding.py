@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
@@ -32,7 +31,7 @@ from lgq.data.token_format import AGAIN, Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter, write_whole
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png, to_tensor
-from lgq.distributed import rank, world_size
+from lgq.distributed import rank, wait_for_all, world_size
 from lgq.evaluation.passes import Progress
 from lgq.evaluation.reconstruction import psnr
 from lgq.tokenizer import Tokenizer
@@ -81,7 +80,7 @@ def encode_dataset(
     An interrupted call is continued by the same call: whole shards are kept, and the result is the
     same, byte for byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
-    encoding = _plan(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
+    encoding = plan_encoding(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
     loading = Loading(image_size=image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
     _leave_tokenizer(tokenizer, Path(out))
@@ -95,15 +94,15 @@ def encode_dataset(
         loader = ImageLoader(part, loading)
         batches = []
         for batch in loader.one_pass(may_be_empty=True):
-            batches.append(_encode(tokenizer, batch, flips))
+            batches.append(encode_batch(tokenizer, batch, flips))
             _report(on_progress, done + batch.position, total)
         writer.write(shard, batches, loader.broken)
         done += len(part)
         _report(on_progress, done, total)
-    _wait_for_all()
+    wait_for_all()
     if rank() == 0:
         writer.finish()
-    _wait_for_all()
+    wait_for_all()
     return TokenDataset(out)
 
 
@@ -143,7 +142,7 @@ def decode_tokens(
     files = [Path(out, name) for name in _distinct(stems)]
     if rank() == 0:
         _claim(Path(out), dataset)
-    _wait_for_all()
+    wait_for_all()
     mine = range(rank(), len(files), world_size())
     missing = [i for i in mine if not files[i].exists()]
     done = len(mine) - len(missing)
@@ -153,7 +152,7 @@ def decode_tokens(
             write_whole(files[i], to_png(image))
         done += len(chosen)
         _report(on_progress, done, len(mine))
-    _wait_for_all()
+    wait_for_all()
     return len(dataset)
 
 
@@ -191,9 +190,10 @@ def _part(dataset: ImageDataset, shard: int, shard_size: int) -> Subset:
     return Subset(dataset, range(len(dataset))[shard * shard_size : (shard + 1) * shard_size])
 
 
-def _plan(
+def plan_encoding(
     tokenizer: Tokenizer, dataset: ImageDataset, *, image_size: int, shard_size: int, flips: bool
 ) -> Encoding:
+    """What an encoding will be; settings that make none are refused."""
     if len(dataset) == 0:
         raise DataError(f"{dataset!r} holds no image.")
     if shard_size < 1:
@@ -218,7 +218,7 @@ def _plan(
 def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     # On every rank: one that is refused alone would leave the others waiting.
     require_room_for_copy(tokenizer, folder)
-    _wait_for_all()
+    wait_for_all()
     if rank() == 0:
         try:
             leave_copy(tokenizer, folder)
@@ -227,10 +227,11 @@ def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
                 f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you "
                 "may write to."
             ) from error
-    _wait_for_all()
+    wait_for_all()
 
 
-def _encode(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:
+def encode_batch(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:
+    """The tokens of a batch, on the CPU."""
     images = batch.images.to(_device(tokenizer))
     flipped = tokenizer.encode(images.flip(-1)).cpu() if flips else None
     return EncodedBatch(tokenizer.encode(images).cpu(), flipped, batch.labels, batch.names)
@@ -291,11 +292,6 @@ def _in_batches(indices: list[int], size: int) -> Iterator[list[int]]:
 
 def _device(tokenizer: Tokenizer) -> torch.device:
     return next(tokenizer.parameters()).device
-
-
-def _wait_for_all() -> None:
-    if world_size() > 1:
-        dist.barrier()
 
 
 def _report(on_progress: Progress | None, done: int, total: int) -> None:

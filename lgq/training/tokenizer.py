@@ -19,9 +19,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lgq.config import to_json
-from lgq.data import Batch, ImageDataset, ImageLoader, Loading
+from lgq.data import Batch, ImageDataset, ImageLoader, Loading, StreamBatch, StreamLoader
 from lgq.data.requests import evenly_spread
-from lgq.distributed import rank, world_size
+from lgq.data.stream import require_random_access
+from lgq.data.stream_loader import training_loader
+from lgq.distributed import rank, stack_over_ranks, world_size
 from lgq.evaluation.feature_set import FeatureSet
 from lgq.quantizers import Quantized
 from lgq.tokenizer import Tokenized, Tokenizer
@@ -54,13 +56,16 @@ def train_tokenizer(
     """Train into the run directory `out`; the same call continues a run that was stopped or killed.
 
     Without `validation_data`, the middle of the training images serves for validation. Several
-    processes, as torchrun starts them, share the work: each takes `batch_size` images at a time.
+    processes, as torchrun starts them, share the work: each takes `batch_size` images at a time. `data`
+    may be a stream (`lgq.data.stream`); `validation_data` may not.
     """
     require_possible(run)
+    validated = data if validation_data is None else validation_data
+    require_random_access(validated, "validation")
     accelerator = prepare_accelerator()
     if validation_data is None and rank() == 0:
         _log.warning("no validation data: validating on the middle of the training images")
-    trainee = TokenizerTraining(run, data, validation_data or data, Path(out), accelerator)
+    trainee = TokenizerTraining(run, data, validated, Path(out), accelerator)
     return run_loop(trainee, trainee.run.loop, out, resume)
 
 
@@ -77,7 +82,9 @@ class TokenizerTraining:
         out: Path,
         accelerator: Accelerator,
     ):
-        self.run = run = run.for_data(len(data), ranks=world_size())
+        if run.loop.epochs is not None:
+            run = run.for_data(len(data), ranks=world_size())
+        self.run = run
         self.out, self.device = out, accelerator.device
         self.items_per_step = run.batch_size * run.accumulate * world_size()
         self._accelerator = accelerator
@@ -94,19 +101,19 @@ class TokenizerTraining:
         )
         validated = min(run.validation_images, len(validation_data))
         self.score, self._judges = build_judges(run, perceptual, self.device, images=validated)
-        self._loader = ImageLoader(data, self._loading())
+        self._loader = training_loader(data, self._loading())
         self._validation_loader = ImageLoader(validation_data, self._loading())
         self._inspected = _inspected(run, len(validation_data))
         self._originals: FeatureSet | None = None
-        self._position, self._names = 0, list[str]()
-        self._batches: Iterator[Batch] | None = None
+        self._position: Any = 0  # of the loader, which knows what it means
+        self._names = list[str]()
+        self._batches: Iterator[Batch | StreamBatch] | None = None
         # What training itself draws differs between ranks, and does not depend on the models' start.
         seed_random_state(run.rank_seed(rank(), world_size()))
 
     def config(self) -> dict[str, Any]:
         options = {"quantizer_options": self.tokenizer.settings["quantizer_options"], "best_by": self.score}
-        loaders = {"data": self._loader, "validation_data": self._validation_loader}
-        sources = {name: describe_data(loader.dataset) for name, loader in loaders.items()}
+        sources = {"data": _described(self._loader), "validation_data": _described(self._validation_loader)}
         return to_json(self.run) | options | sources
 
     def train_step(self, step: int) -> dict[str, Tensor]:
@@ -145,7 +152,7 @@ class TokenizerTraining:
         if self._batches is None:
             self._batches = self._loader.stream(self._position)
         batch = next(self._batches)
-        self._position = batch.position
+        self._position = _of_all_ranks(batch)
         self._names += batch.names
         return self._placed(batch.images)
 
@@ -221,6 +228,17 @@ class TokenizerTraining:
 
     def _placed(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
         return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
+
+
+def _described(loader: ImageLoader | StreamLoader) -> dict[str, Any]:
+    return loader.describe() if isinstance(loader, StreamLoader) else describe_data(loader.dataset)
+
+
+def _of_all_ranks(batch: Batch | StreamBatch) -> Any:
+    """Where to go on after a batch, on every rank: checkpoints are written by the first."""
+    if isinstance(batch, Batch):
+        return batch.position
+    return stack_over_ranks(torch.tensor(batch.position)).flatten(0, 1).tolist()
 
 
 def _inspected(run: TokenizerRun, length: int) -> Int64[Tensor, " n"] | None:

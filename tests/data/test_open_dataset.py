@@ -6,7 +6,7 @@ import tarfile
 import pytest
 from PIL import Image
 
-from lgq.data import DataError, FolderDataset, SampleDataset, ShardDataset, open_dataset
+from lgq.data import DataError, FolderDataset, PipeDataset, SampleDataset, ShardDataset, open_dataset
 
 
 def write_image(path):
@@ -37,6 +37,13 @@ def test_shards_open_by_name_by_braces_and_by_star(tmp_path):
         dataset = open_dataset(f"{tmp_path}/{pattern}")
         assert isinstance(dataset, ShardDataset)
         assert len(dataset) == images
+
+
+def test_a_pipe_opens_one_command_a_shard_and_starts_none(tmp_path):
+    stream = open_dataset(f"pipe:touch {tmp_path}/x; cat ~/t-{{08..10}}.tar")
+    assert isinstance(stream, PipeDataset)
+    assert stream.commands == tuple(f"touch {tmp_path}/x; cat ~/t-{i}.tar" for i in ("08", "09", "10"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_may_look_like_a_shard(tmp_path):
@@ -75,6 +82,8 @@ def test_a_folder_called_sample_is_reached_by_its_path(tmp_path, monkeypatch):
         "sample:",
         "sample:all",
         "https://x.org/a.tar",
+        "pipe:",
+        "pipe:cat {a}.tar",
         "no.zip",
     ],
 )

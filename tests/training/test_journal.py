@@ -7,6 +7,7 @@ import pytest
 from faulty_disk import FaultyDisk
 from leftovers import NoBoard
 
+from lgq.training.directory import RunError
 from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records, show_progress
 
 
@@ -119,3 +120,15 @@ def test_the_progress_bar_shows_loss_psnr_utilization_and_rate_on_a_terminal(cap
     shown = capfd.readouterr().err
     for part in ("loss 0.5000", "20.00 dB", "90.0% used", "images/s"):
         assert part in shown
+
+
+@pytest.mark.parametrize("damaged", [b'["step": 1}\n', b"3\n", b'{"step": "1"}\n', b"[" * 100_000 + b"\n"])
+def test_a_damaged_line_amid_others_is_refused_by_its_number(tmp_path, damaged):
+    record_steps(tmp_path, range(1, 3))
+    lines = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
+    (tmp_path / METRICS).write_bytes(lines[0] + damaged + lines[1])
+    refusal = r"^line 2 of .*metrics.jsonl is damaged: restore .*, or remove"
+    with pytest.raises(RunError, match=refusal):
+        read_records(tmp_path)
+    with pytest.raises(RunError, match=refusal):
+        record_steps(tmp_path, range(3, 4), after=2)

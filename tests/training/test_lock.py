@@ -139,3 +139,15 @@ def test_a_lock_leaves_no_open_file_behind(tmp_path):
     with run_lock(tmp_path), pytest.raises(LockError), run_lock(tmp_path):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_close_that_fails_hides_no_error(tmp_path, monkeypatch):
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(RuntimeError, match="the reason"), run_lock(tmp_path):
+        raise RuntimeError("the reason")

@@ -1,6 +1,10 @@
 """What is a run, and what belongs to one."""
 
-from lgq.training.trained import run_of, trained_settings
+import pytest
+
+from lgq.training.checkpoint import seal
+from lgq.training.directory import RunError
+from lgq.training.trained import run_of, trained_settings, trained_weights
 
 
 def test_published_weights_belong_to_their_run(tmp_path):
@@ -17,3 +21,24 @@ def test_published_weights_belong_to_their_run(tmp_path):
 def test_a_foreign_config_makes_no_run(tmp_path):
     (tmp_path / "config.json").write_text('{"image_size": 8}')
     assert trained_settings(tmp_path) is None
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A run directory with its last weights, as earlier versions left them."""
+    (tmp_path / "last").mkdir()
+    for file in ("config.json", "environment.json", "last/model.safetensors"):
+        (tmp_path / file).write_text('{"image_size": 8}')
+    return tmp_path / "last"
+
+
+def test_weights_without_a_manifest_are_taken(published):
+    assert trained_weights(published.parent, "last") == published
+
+
+def test_weights_are_those_that_the_run_sealed(published):
+    seal(published, step=3)
+    assert trained_weights(published.parent, "last") == published
+    (published / "model.safetensors").write_text('{"image_size": 9}')
+    with pytest.raises(RunError, match=r"last is damaged: model.safetensors has other bytes .*: restore it"):
+        trained_weights(published.parent, "last")

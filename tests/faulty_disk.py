@@ -22,8 +22,8 @@ class Killed(BaseException):
 class FaultyDisk:
     """Counts the system calls, and makes one of them the fault."""
 
-    def __init__(self, fault: str | None = None, at: int = -1):
-        self.fault, self.at = fault, at
+    def __init__(self, fault: str | None = None, at: int = -1, error: int = errno.ENOSPC):
+        self.fault, self.at, self.error = fault, at, error
         self.calls: list[str] = []
         self._unsynced = Unsynced()
 
@@ -39,13 +39,15 @@ class FaultyDisk:
 
     def _wrapped(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._concerns(name, args, kwargs):
+                return REAL[name](*args, **kwargs)
             self.calls.append(name)
             if name == "close":  # or the test would run out of descriptors; shutil tries twice
                 with suppress(OSError):
                     REAL["close"](*args)
             if self.fault and len(self.calls) > self.at:
                 self._fail(name, args)
-            overwritten = _content(Path(args[1])) if name == "replace" else None
+            overwritten = _content(Path(args[name == "replace"])) if name in ("open", "replace") else None
             # A real sync is slow, and no test can see what it does.
             result = None if name in ("close", "fsync") else REAL[name](*args, **kwargs)
             self._unsynced.note(name, args, result, overwritten)
@@ -56,11 +58,17 @@ class FaultyDisk:
     def _fail(self, name: str, args: tuple[Any, ...]) -> None:
         first = len(self.calls) == self.at + 1
         if self.fault == "full from then on" or (self.fault == "error" and first):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(self.error, os.strerror(self.error))
         if self.fault == "killed in a write" and first and name == "write":
             REAL["write"](args[0], args[1][: len(args[1]) // 2])
         if self.fault != "error":
-            raise Killed
+            self._die()
+
+    def _concerns(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return True
+
+    def _die(self) -> None:
+        raise Killed
 
 
 class Unsynced:
@@ -71,24 +79,25 @@ class Unsynced:
 
     def __init__(self) -> None:
         self._paths: dict[int, Path] = {}
-        self._contents: set[Path] = set()
+        self._contents: dict[Path, int] = {}
         self._names: set[Path] = set()
         self._renames: list[tuple[Path, Path, bytes | None]] = []
 
     def note(self, name: str, args: tuple[Any, ...], result: Any, overwritten: bytes | None) -> None:
         if name == "open":
             self._paths[result] = Path(args[0])
-        if name == "mkdir" or (name == "open" and args[1] & os.O_CREAT):
+        if name == "mkdir" or (name == "open" and args[1] & os.O_CREAT and overwritten is None):
             self._names.add(Path(args[0]))
         if name == "write":
-            self._contents.add(self._paths[args[0]])
+            path = self._paths[args[0]]
+            self._contents.setdefault(path, path.stat().st_size - result)
         if name == "fsync":
             self._synced(self._paths[args[0]])
         if name in ("rename", "replace"):
             self._renamed(Path(args[0]), Path(args[1]), overwritten)
 
     def _synced(self, path: Path) -> None:
-        self._contents.discard(path)
+        self._contents.pop(path, None)
         self._names = {name for name in self._names if name.parent != path}
         self._renames = [rename for rename in self._renames if rename[1].parent != path]
 
@@ -96,13 +105,14 @@ class Unsynced:
         def moved(path: Path) -> Path:
             return new / path.relative_to(old) if path.is_relative_to(old) else path
 
-        self._contents = set(map(moved, self._contents))
+        self._contents = {moved(path): size for path, size in self._contents.items()}
         self._names = set(map(moved, self._names))
         self._renames.append((old, new, overwritten))
 
     def lose(self) -> None:
-        for path in filter(Path.exists, self._contents):
-            os.truncate(path, 0)
+        for path, size in self._contents.items():
+            if path.exists():
+                os.truncate(path, size)
         for path in filter(Path.exists, self._names):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for old, new, overwritten in reversed(self._renames):
@@ -122,4 +132,10 @@ def disks_with(fault: str, calls: list[str]) -> list[FaultyDisk]:
 
 
 def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    if not path.is_file():
+        return None
+    descriptor = REAL["open"](path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        REAL["close"](descriptor)

@@ -27,16 +27,18 @@ NO_TENSORBOARD = SimpleNamespace(SummaryWriter=NoBoard)
 
 def saved_states(run: Path, rank: int = 0) -> dict[str, Any]:
     """Every checkpoint by its name, newest first."""
-    checkpoints = Checkpoints(run / "checkpoints")
-    states = {path.name: checkpoints.load(path, rank) for path in checkpoints.paths()}
-    for state in states.values():
-        state.pop("seconds", None)  # further ranks keep no time
-        del state["random"]["python"]  # the type checker of the tests draws from it
-    return states
+    return {path.name: _state(path, rank) for path in Checkpoints(run / "checkpoints").paths()}
 
 
 def last_state(run: Path, rank: int = 0) -> Any:
-    return next(iter(saved_states(run, rank).values()))
+    return _state(Checkpoints(run / "checkpoints").paths()[0], rank)
+
+
+def _state(path: Path, rank: int) -> Any:
+    state = Checkpoints(path.parent).load(path, rank)
+    state.pop("seconds", None)  # further ranks keep no time
+    del state["random"]["python"]  # the type checker of the tests draws from it
+    return state
 
 
 def timeless_records(run: Path) -> list[dict[str, Any]]:

@@ -33,8 +33,15 @@ def assert_same_tensor(found: Tensor, expected: Tensor, where: str) -> None:
         assert found.stride() == expected.stride(), where
 
 
-def bits(tensor: Tensor) -> list[int]:
-    return tensor.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).tolist()
+def bits(tensor: Tensor) -> bytes:
+    return (
+        tensor.detach()
+        .clone(memory_format=torch.contiguous_format)
+        .flatten()
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
 
 
 def is_dense(tensor: Tensor) -> bool:

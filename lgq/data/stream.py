@@ -1,0 +1,166 @@
+"""Shards that commands write (`pipe:curl -s URL/train-{000..127}.tar`), as an endless stream of images.
+
+    data = open_dataset("pipe:cat train-{000..005}.tar")
+    for batch in StreamLoader(data, Loading(image_size=64)).stream():
+        ...
+
+Braces expand as in a shell, to one command a shard, which /bin/sh runs whenever an epoch comes to it.
+
+Readers.  Every worker of every process is a reader; a process without workers is one itself.
+Epochs.   Each epoch has its own order of the shards, which belongs to (seed, epoch). Reader i of n takes
+          the i-th of them, the (i+n)-th, and so on: each shard is read by one reader, once an epoch. So
+          there must be as many shards as readers. A reader goes through its shards of an epoch before
+          it begins the next, and does not wait for the others: where shards are uneven, a reader of few
+          images is ahead, and falls back when it draws the longer ones.
+Shuffle.  A reader takes its images of an epoch in blocks of `buffer`, and hands out each block in an
+          order that belongs to (seed, epoch, first image of the block). For each image that leaves, one
+          of the next block is read: a reader holds `buffer` images, whatever the length of the stream.
+Crops.    They belong to (seed, epoch, shard, place in the shard), as in a data set with random access.
+Batches.  Readers of a process take turns, a batch each. A batch may begin in one epoch and end in the
+          next. A broken image is left out, named once, and its epoch is shorter by one.
+Resuming. A position is the place of each reader: the epoch, the shard and the image where its block
+          begins, and how many images of the block are handed out. To go on from there, a reader reads
+          that shard again, and none of the earlier ones. Positions hold for the number of readers that
+          made them.
+Faults.   A command that fails, or a shard that is damaged, ends the stream (`lgq.data.pipe`).
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from typing import NamedTuple, NoReturn
+
+from lgq.checks import require_at_least
+from lgq.data.images import DataError, EncodedImage, ImageDataset
+from lgq.data.pipe import piped_images
+from lgq.data.shards import expand_braces
+from lgq.data.transforms import random_order
+
+PREFIX = "pipe:"
+BUFFER = 1_000
+"""Images that a reader holds."""
+
+_SHARDS_KEY, _BLOCK_KEY = 6, 7  # every use of `random_order` has its own first part
+_TAR_FILE = re.compile(r"([^\s/'\"?=]+\.tar)(?![\w.])")
+
+
+class PipeDataset:
+    """Shards that can only be read forwards, one command each.
+
+    It has the form of a data set, but no length and no item: whatever needs these is told so in one line.
+    """
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, commands: Sequence[str], *, buffer: int = BUFFER):
+        require_at_least(1, buffer=buffer)
+        if not commands or not all(command.strip() for command in commands):
+            raise DataError(f"{PREFIX} needs a command, such as `{PREFIX}cat train-{{000..005}}.tar`.")
+        self.commands, self.buffer = tuple(commands), buffer
+
+    @classmethod
+    def from_spec(cls, spec: str, *, buffer: int = BUFFER) -> "PipeDataset":
+        """Of `pipe:COMMAND`, in which braces stand for one command a shard."""
+        return cls(expand_braces(spec.removeprefix(PREFIX)), buffer=buffer)
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.commands) - 1} more" if len(self.commands) > 1 else ""
+        return f"PipeDataset({self.commands[0]!r}{more})"
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        self._refuse()
+
+    def images(self, shard: int) -> Iterator[EncodedImage]:
+        """The images of one shard, in their order."""
+        command = self.commands[shard]
+        named = _TAR_FILE.findall(command)
+        return piped_images(command, named[-1] if named else f"shard-{shard:06d}.tar")
+
+    def _refuse(self) -> NoReturn:
+        raise DataError(
+            f"{self!r} is a stream, of unknown length and in no order but its own: `lgq train` takes it as "
+            "--data, by --steps and with --val-data of another kind; for all else fetch the shards, and "
+            "pass their path."
+        )
+
+
+def require_random_access(data: ImageDataset, use: str) -> None:
+    """Refuse a stream for a use that comes back to the same images."""
+    if isinstance(data, PipeDataset):
+        raise DataError(
+            f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: name a "
+            "folder, local shards or `sample` (--val-data)."
+        )
+
+
+class Place(NamedTuple):
+    """Where a reader is."""
+
+    reader: int
+    epoch: int = 0
+    shard: int = 0
+    """Which of its shards of the epoch the present block begins in."""
+    item: int = 0
+    """Which image of that shard is the block's first."""
+    drawn: int = 0
+    """Images of the block that are handed out."""
+
+
+class StreamedImage(NamedTuple):
+    """An image of a stream."""
+
+    image: EncodedImage
+    epoch: int
+    number: int
+    """Its own in every epoch: shard and place in the shard, in one number."""
+    place: Place
+    """Where its reader goes on after it."""
+
+
+class _Item(NamedTuple):
+    image: EncodedImage
+    number: int
+    shard: int
+    item: int
+
+
+def shards_of(data: PipeDataset, seed: int, epoch: int, reader: int, readers: int) -> list[int]:
+    """Numbers of the shards that one of so many readers takes in an epoch, in their order."""
+    order: list[int] = random_order(len(data.commands), _SHARDS_KEY, seed, epoch).tolist()
+    return order[reader::readers]
+
+
+def endless_images(data: PipeDataset, start: Place, *, seed: int, readers: int) -> Iterator[StreamedImage]:
+    """What a reader hands out from a place on, epoch after epoch."""
+    for epoch in count(start.epoch):
+        here = start if epoch == start.epoch else Place(start.reader, epoch)
+        yield from _one_epoch(data, here, seed, readers)
+
+
+def _one_epoch(data: PipeDataset, start: Place, seed: int, readers: int) -> Iterator[StreamedImage]:
+    reader, epoch, _, _, skipped = start
+    shards = shards_of(data, seed, epoch, reader, readers)
+    items = _items(data, shards, start.shard, start.item)
+    block = list(islice(items, data.buffer))
+    while block:
+        first, waiting = block[0], dict(enumerate(block))
+        block = []
+        order = random_order(len(waiting), _BLOCK_KEY, seed, epoch, first.number)
+        for drawn, i in enumerate(order.tolist(), 1):
+            item = waiting.pop(i)
+            block += islice(items, 1)
+            if drawn > skipped:
+                place = Place(reader, epoch, first.shard, first.item, drawn)
+                yield StreamedImage(item.image, epoch, item.number, place)
+        skipped = 0
+
+
+def _items(data: PipeDataset, shards: list[int], shard: int, item: int) -> Iterator[_Item]:
+    """The images of a reader's shards from a place on."""
+    for i in range(shard, len(shards)):
+        for number, image in enumerate(data.images(shards[i])):
+            if i > shard or number >= item:
+                yield _Item(image, shards[i] << 32 | number, i, number)

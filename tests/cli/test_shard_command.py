@@ -1,0 +1,156 @@
+"""Much data, as a user types it: shards, streams, and what encoding would take."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+from lgq import Tokenizer
+from lgq.cli import main
+from lgq.data import FolderDataset, open_dataset
+from lgq.data.tokens import TokenDataset
+from lgq.evaluation.encoding import encode_dataset
+from lgq.evaluation.encoding_cost import estimate_encoding
+from lgq.training.journal import read_records
+
+TINY = ["--image-size", "16", "--backbone.widths", "8", "16", "--backbone.groups", "4", "--batch-size", "4"]
+TINY += ["--codebook-size", "16", "--workers", "0", "--validation-images", "4", "--log-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Photographs of two classes, their shards, and a run of two steps on the stream of them."""
+    folder = tmp_path_factory.mktemp("data")
+    for i in range(10):
+        path = folder / "photos" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20 + i, 20), (20 * i, 40, 120)).save(path)
+    main(["shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0"])
+    main(["train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY])
+    return folder
+
+
+def stream_of(folder):
+    return [
+        "--data",
+        f"pipe:cat '{folder}/shards/'shard-{{000000..000002}}.tar",
+        "--val-data",
+        f"{folder}/photos",
+    ]
+
+
+def refusal(capsys, *arguments) -> str:
+    """The one line in which a command refuses to go on."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lgq: ")]
+    assert lines
+    return lines[-1]
+
+
+def test_shards_are_data_for_every_command(folder, capsys):
+    shards = open_dataset(f"{folder}/shards/shard-*.tar")
+    photos = FolderDataset(folder / "photos")
+    assert sorted(image.data for image in shards) == sorted(image.data for image in photos)
+    assert shards.classes == ("cat", "dog")
+    main(["encode", f"{folder}/run", "--data", f"{folder}/shards/shard-*.tar", "--out", f"{folder}/tokens"])
+    assert TokenDataset(folder / "tokens").classes == ("cat", "dog")
+
+
+def test_the_end_names_the_pattern_of_the_shards(folder, capsys):
+    main(["shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0"])
+    line = capsys.readouterr().err.strip().replace("\n", "")
+    assert line == f"lgq: 10 images in 3 shards: {folder}/shards/shard-{{000000..000002}}.tar"
+
+
+def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/bad.png").write_bytes(b"damaged")
+    Image.new("RGB", (9, 9)).save(tmp_path / "in/good.png")
+    main(["shard", f"{tmp_path}/in", "--out", f"{tmp_path}/out", "--workers", "1"])
+    assert "1 images in 1 shard, 1 left out (listed in index.json)" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out/index.json").read_text())["shards"][0]["broken"][0][0] == "bad.png"
+
+
+def test_refusals_of_shard_are_one_line(folder, tmp_path, capsys):
+    again = ["shard", f"{folder}/photos", "--out", f"{folder}/shards"]
+    assert "their shard_size is 4, not 10000" in refusal(capsys, *again, "--seed", 0)
+    assert "something else than shards" in refusal(capsys, "shard", "sample", "--out", folder / "photos")
+    assert not (folder / "photos/.lock").exists()
+    assert "does not exist" in refusal(capsys, "shard", "no/such", "--out", tmp_path / "out")
+    assert "is a stream" in refusal(capsys, "shard", "pipe:cat a.tar", "--out", tmp_path / "out")
+    assert "shard_size must be at least 1" in refusal(
+        capsys, "shard", "sample", "--out", tmp_path / "out", "--shard-size", 0
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_on_a_stream_is_continued_by_the_same_command(folder, capsys):
+    assert len([each for each in read_records(folder / "run") if each["split"] == "train"]) == 2
+    main(["train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY])
+    assert "all 2 steps are done" in capsys.readouterr().err
+    config = json.loads((folder / "run/config.json").read_text())
+    assert (config["data"]["shards"], config["data"]["readers"]) == (3, 1)
+
+
+def test_a_command_that_fails_ends_training_in_one_line(folder, tmp_path, capsys):
+    data = f"pipe:cat {folder}/shards/shard-{{000000..000002}}.tar; exit 9"
+    line = refusal(
+        capsys,
+        "train",
+        "pocket-lgq",
+        "--data",
+        data,
+        "--val-data",
+        f"{folder}/photos",
+        "--out",
+        tmp_path,
+        *TINY,
+    )
+    assert re.search(r"shard-00000\d\.tar cannot be read: .* exit status 9", line)
+
+
+def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys):
+    stream, train = stream_of(folder)[:2], ["train", "pocket-lgq", "--out", tmp_path / "out", *TINY]
+    assert "--val-data" in refusal(capsys, *train, *stream)
+    assert "--val-data" in refusal(capsys, *train, *stream, "--val-data", stream[1])
+    assert "--val-data" in refusal(capsys, *train, "--data", "sample", "--val-data", stream[1])
+    assert "by --steps" in refusal(capsys, *train, *stream_of(folder), "--epochs", 2)
+    assert "4 readers" in refusal(capsys, *train, *stream_of(folder), "--workers", 4)
+    assert "without --dry-run" in refusal(capsys, *train, *stream_of(folder), "--dry-run")
+    for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
+        assert "fetch the shards" in refusal(capsys, *command, *stream, "--out", tmp_path / "out")
+    experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
+    assert "fetch the shards" in refusal(capsys, *experiment, *stream)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_encode_says_what_it_takes_and_leaves_nothing(folder, tmp_path, capsys):
+    command = ["encode", f"{folder}/run", "--data", f"{folder}/photos", "--out", f"{tmp_path}/out"]
+    main([*command, "--batch-size", "2", "--shard-size", "4", "--dry-run"])
+    rows = dict(
+        re.split(r" {2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()
+    )
+    assert rows["images"] == "10"
+    assert rows["shards of tokens"] == "3; an interruption loses one at most"
+    assert re.fullmatch(r"[\d.,]+ images a second, on 8 images and 1 process", rows["measured"])
+    assert re.fullmatch(r"\d+ s", rows["time"])
+    assert re.fullmatch(r"[\d,]+ h \d\d min|\d+ s", rows["a million images"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flips", [False, True])
+def test_the_bytes_of_an_estimate_are_those_of_the_tokens(folder, tmp_path, flips):
+    tokenizer, photos = Tokenizer.from_pretrained(folder / "run/best"), FolderDataset(folder / "photos")
+    how = {"image_size": 16, "shard_size": 4, "flips": flips}
+    cost = estimate_encoding(tokenizer, photos, **how)
+    encode_dataset(tokenizer, photos, tmp_path, **how)
+    tensors = [tensor for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values()]
+    assert cost.bytes == sum(tensor.nbytes for tensor in tensors)
+    assert cost.shards == len(list(tmp_path.glob("*.safetensors")))
+    assert (cost.images, cost.measured, cost.processes) == (10, 10, 1)
+    assert cost.seconds == pytest.approx(10 / cost.images_per_second)

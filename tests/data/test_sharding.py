@@ -1,0 +1,308 @@
+"""Shards hold the bytes, labels and names of any data set, and are the same whatever stopped their making."""
+
+import io
+import json
+import os
+import signal
+import tarfile
+from itertools import count
+from multiprocessing import get_context
+
+import pytest
+from PIL import Image
+from shard_files import picture, write_shard, write_tar
+
+from lgq.data import DataError, FolderDataset, SampleDataset, ShardDataset, open_dataset
+from lgq.data.members import safe_key
+from lgq.data.pipe import piped_images
+from lgq.data.sharding import plan_shards, write_shards
+
+# torch finds two workers too many on a machine with one core.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Eleven pictures of two classes and of none, in three formats; two cannot be stored."""
+    folder = tmp_path / "photos"
+    for i in range(9):
+        kind = ("PNG", "JPEG", "WEBP")[i % 3]
+        path = folder / ("cat", "dog", ".")[i % 3 - 1] / f"{i}.{kind.lower()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(i, kind))
+    (folder / "dog/damaged.jpg").write_bytes(picture(1, "JPEG")[:-200])
+    (folder / "dog/drawing.gif").write_bytes(picture(2, "GIF"))
+    return folder
+
+
+def shard(data, out, *, workers=0, **settings):
+    return write_shards(plan_shards(data, out, **settings), workers=workers)
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def stems(images, *, skip=0):
+    """Bytes, label, and name without the suffix, which says the format of the bytes in a shard."""
+    return [
+        (each.data, each.label, "/".join(each.name.split("/")[skip:]).rpartition(".")[0]) for each in images
+    ]
+
+
+def readable(folder):
+    return [image for image in FolderDataset(folder) if "/d" not in image.name]
+
+
+def test_shards_hold_bytes_labels_names_and_classes_of_a_folder(photos, tmp_path):
+    index = shard(FolderDataset(photos), tmp_path / "out", shard_size=4)
+    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
+    assert stems(found, skip=1) == stems(readable(photos))
+    assert found.classes == FolderDataset(photos).classes == ("cat", "dog")
+    assert [record.images for record in index.shards] == [4, 4, 1]
+    assert index.images == 9
+    assert all((tmp_path / "out" / each.file).stat().st_size == each.bytes for each in index.shards)
+
+
+def test_what_cannot_be_stored_is_listed_with_the_reason(photos, tmp_path):
+    index = shard(FolderDataset(photos), tmp_path / "out")
+    assert set(index.broken) == {"dog/damaged.jpg", "dog/drawing.gif"}
+    assert "not GIF: convert it" in index.broken["dog/drawing.gif"]
+    written = json.loads((tmp_path / "out/index.json").read_text())
+    assert [name for each in written["shards"] for name, _ in each["broken"]] == list(index.broken)
+
+
+def test_the_suffix_is_that_of_the_content(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jpg").write_bytes(picture(1, "PNG"))
+    shard(FolderDataset(tmp_path / "in"), tmp_path / "out")
+    assert ShardDataset([tmp_path / "out/shard-000000.tar"])[0].name == "shard-000000.tar/a.png"
+
+
+def test_a_stream_of_the_shards_has_the_same_images(photos, tmp_path):
+    shard(FolderDataset(photos), tmp_path / "out")
+    path = tmp_path / "out/shard-000000.tar"
+    assert list(piped_images(f"cat {path}", path.name)) == list(ShardDataset([path]))
+
+
+def test_shards_of_shards_and_of_photographs(tmp_path):
+    first = [write_shard(tmp_path / f"{name}.tar", start, 3) for name, start in (("b", 5), ("a", 1))]
+    index = shard(ShardDataset(first), tmp_path / "out", shard_size=5)
+    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
+    assert stems(found, skip=1) == stems(ShardDataset(first))
+    tiles = SampleDataset("held-out")
+    index = shard(tiles, tmp_path / "tiles")
+    assert stems(open_dataset(f"{tmp_path}/tiles/{index.pattern}"), skip=1) == stems(tiles)
+
+
+def test_a_seed_shuffles_and_none_keeps_the_order(tmp_path):
+    source = ShardDataset([write_shard(tmp_path / "a.tar", 0, 30)])
+    orders = []
+    for out, seed in (("none", None), ("0", 0), ("0 again", 0), ("1", 1)):
+        shard(source, tmp_path / out, seed=seed)
+        found = ShardDataset([tmp_path / out / "shard-000000.tar"])
+        assert all(image.data == picture(image.label) for image in found)
+        orders.append([image.label for image in found])
+    assert orders[0] == list(range(30))
+    assert orders[1] == orders[2]
+    assert len({tuple(order) for order in orders}) == 3
+    assert sorted(orders[1]) == orders[0]
+
+
+def test_bytes_end_a_shard_before_its_images_do(tmp_path):
+    source = ShardDataset([write_tar(tmp_path / "a.tar", [(f"{i}.png", picture(9)) for i in range(7)])])
+    size = len(picture(9))
+    index = shard(source, tmp_path / "out", shard_bytes=3 * size + 10)
+    assert [record.images for record in index.shards] == [3, 3, 1]
+    tiny = shard(source, tmp_path / "tiny", shard_bytes=1)
+    assert [record.images for record in tiny.shards] == [1] * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("a.jpg", "a"),
+        ("x/a.b.c.jpeg", "x/a_b_c"),
+        ("t.tar/x.y/a.png", "t.tar/x.y/a"),
+        ("a\nb\\c\x00.png", "a_b_c_"),
+        ("t.tar/.png", "t.tar/_png"),
+        ("bare", "bare"),
+    ],
+)
+def test_keys_hold_nothing_that_shards_or_systems_stumble_over(name, key):
+    assert safe_key(name) == key
+
+
+def test_names_that_would_share_a_key_get_their_own(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.b.png", "a_b.png", "a_b.jpg"):
+        (folder / name).write_bytes(picture(len(name), "JPEG" if name.endswith("jpg") else "PNG"))
+    (folder / os.fsdecode(b"\xff.png")).write_bytes(picture(9))
+    (folder / ("x" * 200 + ".png")).write_bytes(picture(10))
+    index = shard(FolderDataset(folder), tmp_path / "out")
+    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
+    assert [image.data for image in found] == [image.data for image in FolderDataset(folder)]
+    assert len({image.name.partition(".tar/")[2].rpartition(".")[0] for image in found}) == 5
+
+
+def test_workers_and_times_and_owners_do_not_change_a_byte(photos, tmp_path):
+    shard(FolderDataset(photos), tmp_path / "a", shard_size=4, seed=3)
+    os.utime(photos / "0.png", (1, 1))
+    shard(FolderDataset(photos), tmp_path / "b", shard_size=4, seed=3, workers=2)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    with tarfile.open(tmp_path / "a/shard-000000.tar") as tar:
+        assert {(each.mtime, each.uid, each.gid, each.uname) for each in tar} == {(0, 0, 0, "")}
+
+
+class Stopping:
+    """A data set whose reader is stopped at one of its images."""
+
+    def __init__(self, dataset, at):
+        self.dataset, self.at, self.classes = dataset, at, dataset.classes
+
+    def __repr__(self):
+        return repr(self.dataset)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise KeyboardInterrupt
+        return self.dataset[index]
+
+
+def test_a_writing_stopped_anywhere_goes_on_to_the_same_bytes(photos, tmp_path):
+    data, settings = FolderDataset(photos), {"shard_size": 2, "seed": 1}
+    shard(data, tmp_path / "unbroken", **settings)
+    for at in range(len(data)):
+        out = tmp_path / str(at)
+        with pytest.raises(KeyboardInterrupt):
+            shard(Stopping(data, at), out, **settings)
+        kept = {path: path.stat().st_ino for path in out.glob("*.tar")}
+        shard(data, out, **settings)
+        assert content(out) == content(tmp_path / "unbroken")
+        assert all(path.stat().st_ino == inode for path, inode in kept.items())
+
+
+def write_and_die(folder, out, moment):
+    """Killed before the disk is asked for the `moment`-th time to keep or to rename a file."""
+    moments = iter(range(moment))
+
+    def or_die(act):
+        def step(*arguments):
+            if next(moments, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return act(*arguments)
+
+        return step
+
+    os.replace, os.fsync = or_die(os.replace), or_die(os.fsync)
+    shard(FolderDataset(folder), out, shard_size=5)
+
+
+def test_a_writing_killed_between_any_two_steps_of_the_disk_goes_on_to_the_same_bytes(photos, tmp_path):
+    shard(FolderDataset(photos), tmp_path / "unbroken", shard_size=5)
+    for moment in count():
+        out = tmp_path / str(moment)
+        process = get_context("fork").Process(target=write_and_die, args=(photos, out, moment))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        shard(FolderDataset(photos), out, shard_size=5)
+        assert content(out) == content(tmp_path / "unbroken")
+    assert moment > 10
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_finished_directory_is_mended(photos, tmp_path, damage):
+    data = FolderDataset(photos)
+    shard(data, tmp_path / "out", shard_size=2)
+    before = content(tmp_path / "out")
+    victim = tmp_path / "out/shard-000001.tar"
+    victim.unlink() if damage == "gone" else victim.write_bytes(b"half")
+    shard(data, tmp_path / "out", shard_size=2)
+    assert content(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"shard_size": 3}, "shard_size is 2, not 3"),
+        ({"shard_size": 2, "seed": 0}, "seed is None, not 0"),
+        ({"shard_size": 2, "shard_bytes": 5}, "shard_bytes is None, not 5"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings_in_the_same_directory_are_refused(photos, tmp_path, settings, named, finished):
+    data = FolderDataset(photos)
+    if finished:
+        shard(data, tmp_path / "out", shard_size=2)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            shard(Stopping(data, 5), tmp_path / "out", shard_size=2)
+    before = content(tmp_path / "out")
+    with pytest.raises(DataError, match=named):
+        shard(data, tmp_path / "out", **settings)
+    assert content(tmp_path / "out") == before
+
+
+def test_other_data_and_other_directories_are_refused(photos, tmp_path):
+    shard(FolderDataset(photos), tmp_path / "out")
+    with pytest.raises(DataError, match="holds other shards: their source is"):
+        shard(SampleDataset(), tmp_path / "out")
+    with pytest.raises(DataError, match="holds something else than shards"):
+        shard(FolderDataset(photos), photos)
+    with pytest.raises(DataError, match="is a file"):
+        shard(FolderDataset(photos), photos / "dog/damaged.jpg")
+    (tmp_path / "out/index.json").write_text("{}")
+    with pytest.raises(DataError, match=r"cannot go on with .*index\.json"):
+        shard(FolderDataset(photos), tmp_path / "out")
+
+
+def test_images_of_which_none_can_be_stored_leave_no_shard(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("a.png", b"damaged"), ("b.png", b"")])
+    with pytest.raises(DataError, match=r"none of 2 images can be stored of .*a\.tar/a\.png"):
+        shard(ShardDataset([path]), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar*"))
+
+
+def test_settings_that_make_no_shard_are_refused(photos, tmp_path):
+    for settings in ({"shard_size": 0}, {"shard_bytes": 0}, {"seed": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} must be at least"):
+            shard(FolderDataset(photos), tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('["cat"]', "names 1 classes, but a label is 4"),
+        ('{"0": "cat"}', "must be a list of names"),
+        ("[1, 2, 3, 4, 5]", "must be a list of names"),
+        ("[", "cannot read"),
+    ],
+)
+def test_names_of_classes_that_do_not_fit_the_labels_are_refused(tmp_path, text, message):
+    path = write_shard(tmp_path / "a.tar", 0, 5)
+    (tmp_path / "classes.json").write_text(text)
+    with pytest.raises(DataError, match=rf"classes\.json.*{message}|{message}.*classes\.json"):
+        ShardDataset([path])
+
+
+def test_classes_without_images_in_these_shards_keep_their_names(tmp_path):
+    path = write_shard(tmp_path / "a.tar", 0, 2)
+    (tmp_path / "classes.json").write_text('["cat", "dog", "owl"]')
+    assert ShardDataset([path]).classes == ("cat", "dog", "owl")
+
+
+def test_a_large_jpeg_that_ends_early_is_found_though_it_is_decoded_small(tmp_path):
+    buffer = io.BytesIO()
+    Image.effect_noise((600, 400), 60).save(buffer, "JPEG")
+    (tmp_path / "in").mkdir()
+    for name, data in (("whole", buffer.getvalue()), ("cut", buffer.getvalue()[:-3_000])):
+        (tmp_path / f"in/{name}.jpg").write_bytes(data)
+    assert list(shard(FolderDataset(tmp_path / "in"), tmp_path / "out").broken) == ["cut.jpg"]

@@ -1,0 +1,69 @@
+"""Several processes that know each other, as torchrun starts them, each at the same task."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lgq.distributed import join_processes, leave_processes, rank
+
+PRELOADED = ["lgq.cli", "torch._dynamo", "pytest", "accelerate"]
+
+
+def on_processes(count: int, folder: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What the task returns in each process: tensors, numbers and strings, in lists and dicts."""
+    folder.mkdir(exist_ok=True)
+    codes = exit_codes(count, _keep_result, folder, task, *arguments)
+    assert codes == [0] * count, codes
+    return [torch.load(folder / f"rank-{number}.pt", weights_only=True) for number in range(count)]
+
+
+def exit_codes(count: int, task: Callable[..., Any], *arguments: Any) -> list[int | None]:
+    """How the processes end; where one fails, the others are ended too, as torchrun does it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    # Forked from a process that only imports: fast, and without the threads of this one.
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    processes = []
+    for number in range(count):
+        variables = group | {"RANK": str(number), "LOCAL_RANK": str(number)}
+        processes.append(context.Process(target=_child, args=(variables, task, arguments)))
+        processes[-1].start()
+    waiting = {process.sentinel: process for process in processes}
+    while waiting:
+        for sentinel in multiprocessing.connection.wait(waiting):
+            if waiting.pop(sentinel).exitcode:
+                for other in waiting.values():
+                    other.terminate()
+    return [process.exitcode for process in processes]
+
+
+def _child(variables: dict[str, str], task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        join_processes()
+        task(*arguments)
+        leave_processes()
+    except BaseException as end:
+        code = end.code if isinstance(end, SystemExit) and isinstance(end.code, int) else 1
+        if code == 1:
+            traceback.print_exc()
+    finally:
+        # No clean-up could tell the others more than the exit code does.
+        os._exit(code)
+
+
+def _keep_result(folder: Path, task: Callable[..., Any], *arguments: Any) -> None:
+    number = rank()
+    torch.save(task(*arguments), folder / f"rank-{number}.pt")
