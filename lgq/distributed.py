@@ -29,9 +29,14 @@ def join_processes() -> torch.device:
 def leave_processes() -> None:
     """After all work, together: launchers stop the others where one process ends early."""
     if dist.is_available() and dist.is_initialized():
-        if world_size() > 1:
-            dist.barrier()
+        wait_for_all()
         dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
 
 
 def world_size() -> int:

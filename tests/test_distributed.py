@@ -1,16 +1,23 @@
-"""Two processes over loopback agree with one process that holds both halves of the batch."""
+"""Several processes over loopback agree with one: on a batch of which each holds a share, on a data set
+that they encode, on images that they draw; and what some of them leave undone, others finish."""
 
-import socket
+import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from PIL import Image
+from process_groups import exit_codes, on_processes
 
-from lgq.distributed import leave_processes, sum_over_ranks, world_size
+from lgq import MaskGIT, Tokenizer
+from lgq.cli import main
+from lgq.distributed import leave_processes, rank, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
+from lgq.models.autoencoder import Backbone
+from lgq.models.maskgit import Transformer
 from lgq.quantizers import LGQ, VQ
 
 DIM, SIZE, TOKENS = 4, 12, 40
@@ -21,21 +28,8 @@ def half_batches() -> list[torch.Tensor]:
     return [z[: TOKENS // 2], z[TOKENS // 2 :]]
 
 
-def in_process(rank: int, port: int, task, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        torch.save(task(half_batches()[rank]), Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
-def on_two_processes(task, folder: Path) -> list:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(in_process, args=(port, task, str(folder)), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+def everything_of_a_half() -> dict:
+    return everything(half_batches()[rank()])
 
 
 def codebook_gradient(z: torch.Tensor, *, sync_usage: bool) -> torch.Tensor:
@@ -80,7 +74,7 @@ def everything(z: torch.Tensor) -> dict:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return on_two_processes(everything, tmp_path_factory.mktemp("ranks"))
+    return on_processes(2, tmp_path_factory.mktemp("ranks"), everything_of_a_half)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +83,13 @@ def whole() -> dict:
 
 
 def test_there_are_two_processes(ranks, whole):
-    assert [rank["world_size"] for rank in ranks] == [2, 2]
+    assert [each["world_size"] for each in ranks] == [2, 2]
     assert whole["world_size"] == 1
 
 
 def test_synced_usage_has_the_gradient_of_the_whole_batch(ranks, whole):
-    for rank in ranks:
-        torch.testing.assert_close(rank["synced gradient"], whole["synced gradient"])
+    for each in ranks:
+        torch.testing.assert_close(each["synced gradient"], whole["synced gradient"])
 
 
 def test_usage_per_rank_is_another_loss_than_that_of_the_whole_batch(ranks, whole):
@@ -104,8 +98,8 @@ def test_usage_per_rank_is_another_loss_than_that_of_the_whole_batch(ranks, whol
 
 
 def test_running_means_over_ranks_are_those_of_the_whole_batch(ranks, whole):
-    for rank in ranks:
-        torch.testing.assert_close(rank["means"], whole["means"])
+    for each in ranks:
+        torch.testing.assert_close(each["means"], whole["means"])
 
 
 @pytest.mark.parametrize("kind", ["means", "restarted means", "k-means"])
@@ -118,28 +112,120 @@ def test_codes_that_start_from_data_start_alike_on_every_rank(ranks):
 
 
 def test_usage_counts_of_all_ranks_are_those_of_the_whole(ranks, whole):
-    for rank in ranks:
-        assert torch.equal(rank["counts"], whole["counts"])
+    for each in ranks:
+        assert torch.equal(each["counts"], whole["counts"])
 
 
-def leave_late(rank: int, port: int, folder: str) -> None:
+def leave_late(folder: Path) -> None:
     """The first process has work of its own, for which the second one must wait."""
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    if rank == 0:
+    number = rank()
+    if number == 0:
         time.sleep(0.5)
-        Path(folder, "work").write_text("done")
+        (folder / "work").write_text("done")
     leave_processes()
-    Path(folder, f"{rank}").write_text(str(Path(folder, "work").exists() and not dist.is_initialized()))
+    (folder / f"{number}").write_text(str((folder / "work").exists() and not dist.is_initialized()))
 
 
 def test_processes_leave_together_once_the_work_of_all_is_done(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(leave_late, args=(port, str(tmp_path)), nprocs=2)
+    assert exit_codes(2, leave_late, tmp_path) == [0, 0]
     assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["True", "True"]
 
 
 def test_one_process_leaves_nothing():
     leave_processes()
     assert not dist.is_initialized()
+
+
+BACKBONE = Backbone(
+    widths=(8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=DIM, latent_groups=2
+)
+SIDE, PHOTOS, DRAWN = 8, 11, 11
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    tokenizer = Tokenizer(BACKBONE, "lgq", SIZE)
+    folder = tmp_path_factory.mktemp("generator") / "mine"
+    maskgit = MaskGIT(tokenizer, image_size=SIDE, classes=("cat", "dog", "fox"), transformer=small)
+    maskgit.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for i in range(PHOTOS):
+        pixels = random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:02d}.png")
+    return folder
+
+
+def commands(generator: Path, photos: Path) -> dict[str, list[str]]:
+    """Each makes six files: shards of two images, or batches of two."""
+    draw = ["sample", str(generator), "--images", str(DRAWN), "--batch-size", "2", "--steps", "2", "--out"]
+    size = ["--image-size", str(SIDE), "--shard-size", "2", "--batch-size", "1", "--workers", "0"]
+    return {
+        "sample": draw,
+        "encode": ["encode", str(generator / "tokenizer"), "--data", str(photos), *size, "--out"],
+    }
+
+
+def run_until(command: list[str], out: Path, dies_at: int | None = None) -> None:
+    """A command of `lgq`, in which the last process dies instead of writing its so-many-th file.
+
+    Leaves the names of the files that this process wrote beside their directory.
+    """
+    number, last = rank(), rank() == world_size() - 1
+    written: list[str] = []
+    plain = os.replace
+
+    def watched(source: Path, target: Path) -> None:
+        if out in Path(target).parents:
+            if last and len(written) == dies_at:
+                os._exit(9)
+            written.append(Path(target).name)
+        plain(source, target)
+
+    os.replace = watched  # type: ignore[assignment]
+    main([*command, str(out)])
+    (out.parent / f"{out.name}-{number}").write_text("\n".join(written))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".partial"
+    }
+
+
+@pytest.mark.parametrize("name", ["sample", "encode"])
+def test_what_three_processes_leave_undone_two_or_one_finish_as_one_would_have(
+    generator, photos, tmp_path, name
+):
+    command = commands(generator, photos)[name]
+    main([*command, str(tmp_path / "alone")])
+    for finishing in (2, 1):
+        out = tmp_path / f"then-{finishing}"
+        assert 9 in exit_codes(3, run_until, command, out, 1)
+        assert contents(out).items() < contents(tmp_path / "alone").items()
+        assert exit_codes(finishing, run_until, command, out) == [0] * finishing
+        assert contents(out) == contents(tmp_path / "alone")
+
+
+def test_each_image_is_drawn_by_one_process(generator, photos, tmp_path):
+    out = tmp_path / "drawn"
+    assert exit_codes(3, run_until, commands(generator, photos)["sample"], out) == [0, 0, 0]
+    shares = [(tmp_path / f"drawn-{number}").read_text().splitlines() for number in range(3)]
+    assert [len(share) for share in shares] == [1 + 4, 4, 3], "the first one notes what is drawn, too"
+    assert len(set().union(*shares)) == DRAWN + 1
+
+
+def test_of_several_processes_the_first_one_draws_a_picture(generator, tmp_path):
+    picture = tmp_path / "grid.png"
+    command = ["sample", str(generator), "--count", "1", "--steps", "1", "--out"]
+    assert exit_codes(2, main, [*command, str(picture)]) == [0, 0]
+    main([*command, str(tmp_path / "alone.png")])
+    assert picture.read_bytes() == (tmp_path / "alone.png").read_bytes()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import torch
@@ -10,8 +11,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lgq.bench import encode, evaluate, quantizers, sample, tables, train
-from lgq.cli.console import ERRORS, tracked
+from lgq.bench import encode, evaluate, quantizers, sample, scale, tables, train
+from lgq.bench.scale_plot import forecast_plot
+from lgq.bench.scale_tables import of_scale
+from lgq.cli.console import ERRORS, progress_of, tracked
+from lgq.files import make_directory, replace_file
 
 Settings = TypeVar("Settings")
 Json = Annotated[bool, tyro.conf.arg(name="json")]
@@ -31,9 +35,8 @@ class Benchmark(Generic[Settings]):
         done = tracked(rows, total, doing)
         (ERRORS if self.as_json else Console()).print(as_table(done))
         if self.as_json:
-            machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
             settings: Any = self.settings
-            record = {"machine": machine, "settings": asdict(settings), "rows": list(map(asdict, done))}
+            record = {"machine": _machine(), "settings": asdict(settings), "rows": list(map(asdict, done))}
             print(json.dumps(record))
         return 0
 
@@ -77,6 +80,31 @@ class BenchSample(Benchmark[sample.SampleBenchmark]):
         return self.show(sample.run(self.settings), total, "drawing", tables.of_sampling)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchScale(Benchmark[scale.ScaleBenchmark]):
+    """One process and two on this machine, and a forecast of training and encoding on many GPUs."""
+
+    plot: Path | None = None
+    """Also draw the forecast, into this PNG."""
+
+    def run(self) -> int:
+        with progress_of("measuring") as report:
+            report(0, scale.STAGES)
+            found = scale.run(self.settings, report)
+        for table in of_scale(found):
+            (ERRORS if self.as_json else Console()).print(table)
+        if self.as_json:
+            print(json.dumps({"machine": _machine(), "settings": asdict(self.settings)} | found.record()))
+        if self.plot is not None:
+            make_directory(self.plot.parent)
+            replace_file(self.plot, forecast_plot(self.settings, found))
+        return 0
+
+
+def _machine() -> dict[str, Any]:
+    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
 @dataclass(frozen=True)
 class Bench:
     """Measure this machine: ratios taken in one run."""
@@ -86,7 +114,8 @@ class Bench:
         | Annotated[BenchEncode, tyro.conf.subcommand("encode")]
         | Annotated[BenchTrain, tyro.conf.subcommand("train")]
         | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")]
-        | Annotated[BenchSample, tyro.conf.subcommand("sample")],
+        | Annotated[BenchSample, tyro.conf.subcommand("sample")]
+        | Annotated[BenchScale, tyro.conf.subcommand("scale")],
         tyro.conf.arg(name=""),
     ]
 

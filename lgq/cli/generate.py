@@ -1,7 +1,5 @@
 """`lgq sample` and `lgq inpaint`: images that a generator draws, whole or in part."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +12,10 @@ from torch import Tensor
 from lgq.checks import require_at_least
 from lgq.cli.console import progress_of, say
 from lgq.cli.places import require_place
-from lgq.data import to_png
-from lgq.distributed import join_processes, rank
+from lgq.distributed import join_processes, rank, world_size
+from lgq.evaluation.drawing import Drawing, draw_files, in_turns
 from lgq.evaluation.inpainting import Box, box_mask, inpaint_image, read_image, read_mask
+from lgq.evaluation.passes import Progress
 from lgq.files import make_directory, replace_file
 from lgq.generator import MaskGIT
 from lgq.models.sampling import Sampling
@@ -25,9 +24,10 @@ from lgq.training.trained import Which, trained_generator
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
 # Not by `tyro.conf.configure`: within a generator's run these options keep their prefix, as it has steps too.
-Drawing = Annotated[Sampling, tyro.conf.arg(name="")]
+SamplingOptions = Annotated[Sampling, tyro.conf.arg(name="")]
 
 _CLASSES_SHOWN = 8
+_COUNT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,16 @@ class _Draws:
     """The same command with the same seed draws the same images."""
     weights: Which = "best"
     """Which weights of a run."""
-    sampling: Drawing = field(default_factory=Sampling)
+    sampling: SamplingOptions = field(default_factory=Sampling)
 
     def run(self) -> int:
         device = join_processes()
-        # All processes would draw the same, into the same files.
-        return 0 if rank() else self._draw(device)
+        # All processes would draw the same, into the same picture.
+        return self._draw(device) if rank() == 0 or self._is_shared() else 0
+
+    def _is_shared(self) -> bool:
+        """Whether all processes draw, each a part."""
+        return False
 
     def _draw(self, device: torch.device) -> int:
         """The work itself; returns the exit code."""
@@ -58,7 +62,7 @@ class _Draws:
     def _trained(self, device: torch.device) -> MaskGIT:
         return trained_generator(self.generator, self.weights).to(device)
 
-    def _how(self, report: Callable[[int, int], None]) -> dict[str, Any]:
+    def _how(self, report: Progress) -> dict[str, Any]:
         return {"seed": self.seed, "batch_size": self.batch_size, "on_progress": report}
 
 
@@ -68,39 +72,64 @@ class Sample(_Draws):
 
     out: Path
     """A name that ends in .png: one picture, with a band for each class. A name without ending: a directory
-    of files such as class-0007-00000.png, the first image of class 7; files of the same name are replaced."""
+    of files such as class-0007-00000.png, the first image of class 7. Started by torchrun, processes share
+    the files; stopped, the same command goes on, with any number of processes."""
     classes: tuple[int, ...] = ()
-    """Numbers of classes; none takes up to 8 of them, evenly spread over all."""
-    count: int = 8
-    """Images of each class."""
+    """Numbers of classes; none takes up to 8 of them, evenly spread over all, or with --images all."""
+    count: int | None = None
+    """Images of each class, 8 unless given."""
+    images: int | None = None
+    """In place of --count: images in all, one class after the other. With the seed and the batch size of
+    an evaluation (64), these are the images that its gFID is of."""
+
+    def _is_shared(self) -> bool:
+        return not _is_picture(self.out, or_folder=True)
 
     def _draw(self, device: torch.device) -> int:
-        as_picture = _is_picture(self.out, or_folder=True)
-        require_place(self.out.parent if as_picture else self.out)
-        require_at_least(1, count=self.count)
+        require_place(self.out if self._is_shared() else self.out.parent)
+        self._require_one_number()
         maskgit = self._trained(device)
         chosen = self._chosen(len(maskgit.classes))
-        classes = [number for number in chosen for _ in range(self.count)]
+        classes = self._class_of_each(chosen)
         with progress_of("drawing") as report:
-            batches = draw_samples(maskgit, classes, self.sampling, **self._how(report))
-            if as_picture:
-                grid = sample_grid(
-                    torch.cat(list(batches)), classes, maskgit.classes, caption=self._caption()
-                )
-                _write(self.out, grid)
+            if self._is_shared():
+                self._draw_files(maskgit, classes, report)
             else:
-                _write_files(self.out, batches, classes)
-        say(f"{len(classes):,} images of {len(chosen):,} class{'es' * (len(chosen) > 1)}: {self.out}")
+                self._draw_picture(maskgit, classes, report)
+        if rank() == 0:
+            named = f"{len(chosen):,} class{'es' * (len(chosen) > 1)}"
+            say(f"{len(classes):,} images of {named}: {self.out}")
         return 0
+
+    def _draw_files(self, maskgit: MaskGIT, classes: tuple[int, ...], report: Progress) -> None:
+        how = Drawing(classes=classes, sampling=self.sampling, seed=self.seed, batch_size=self.batch_size)
+        mine = {"rank": rank(), "world_size": world_size()}
+        draw_files(maskgit, how, self.out, **mine, on_progress=report)
+
+    def _draw_picture(self, maskgit: MaskGIT, classes: tuple[int, ...], report: Progress) -> None:
+        drawn = torch.cat(list(draw_samples(maskgit, classes, self.sampling, **self._how(report))))
+        _write(self.out, sample_grid(drawn, classes, maskgit.classes, caption=self._caption()))
+
+    def _require_one_number(self) -> None:
+        if self.count is not None and self.images is not None:
+            raise ValueError("give either --count, images of each class, or --images, images in all.")
+        given = {"count": self.count, "images": self.images}
+        require_at_least(1, **{name: number for name, number in given.items() if number is not None})
 
     def _chosen(self, known: int) -> tuple[int, ...]:
         if not self.classes:
-            shown = min(_CLASSES_SHOWN, known)
+            shown = known if self.images is not None else min(_CLASSES_SHOWN, known)
             return tuple(i * known // shown for i in range(shown))
         if len(set(self.classes)) < len(self.classes):
             given = " ".join(map(str, self.classes))
             raise ValueError(f"--classes names each class once, got {given}: --count is for more images.")
         return self.classes
+
+    def _class_of_each(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
+        if self.images is not None:
+            return in_turns(chosen, self.images)
+        count = _COUNT if self.count is None else self.count
+        return tuple(number for number in chosen for _ in range(count))
 
     def _caption(self) -> str:
         name, steps = Path(self.generator).resolve().name, self.sampling.steps
@@ -173,11 +202,3 @@ def _is_picture(out: Path, *, or_folder: bool = False) -> bool:
 def _write(file: Path, png: bytes) -> None:
     make_directory(file.parent)
     replace_file(file, png)
-
-
-def _write_files(folder: Path, batches: Iterable[Tensor], classes: list[int]) -> None:
-    drawn: Counter[int] = Counter()
-    images = (image for batch in batches for image in batch)
-    for number, image in zip(classes, images, strict=True):
-        _write(folder / f"class-{number:04d}-{drawn[number]:05d}.png", to_png(image))
-        drawn[number] += 1

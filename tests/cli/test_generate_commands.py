@@ -11,6 +11,7 @@ from PIL import Image
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
 from lgq.data import to_png
+from lgq.evaluation.drawing import NOTE
 from lgq.evaluation.generation import batch_seed
 from lgq.evaluation.inpainting import box_mask, inpaint_image, read_image
 from lgq.models.autoencoder import Backbone
@@ -89,7 +90,7 @@ def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
     lgq("sample", generator, "--out", out, "--classes", 17, 3, "--count", 2, "--steps", 2, "--guidance", 2,
         "--seed", 5, "--batch-size", 3)  # fmt: skip
     names = ["class-0017-00000.png", "class-0017-00001.png", "class-0003-00000.png", "class-0003-00001.png"]
-    assert {path.name for path in out.iterdir()} == {*names, "mine.txt"}
+    assert {path.name for path in out.iterdir()} == {*names, "mine.txt", NOTE}
     maskgit, sampling = MaskGIT.from_pretrained(generator), Sampling(steps=2, guidance=2.0)
     batches = [
         maskgit.generate(torch.tensor(classes), sampling, seed=batch_seed(5, first))
@@ -99,11 +100,61 @@ def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
         assert (out / name).read_bytes() == to_png(image)
 
 
+def test_images_in_all_are_those_that_an_evaluation_draws(generator, tmp_path):
+    lgq("sample", generator, "--out", tmp_path / "files", "--images", 23, "--steps", 2, "--seed", 5,
+        "--batch-size", 8)  # fmt: skip
+    maskgit, numbers = MaskGIT.from_pretrained(generator), torch.arange(23)
+    drawn = [
+        maskgit.generate(each % 20, Sampling(steps=2), seed=batch_seed(5, int(each[0])))
+        for each in numbers.split(8)
+    ]
+    for number, image in zip(numbers.tolist(), torch.cat(drawn), strict=True):
+        file = tmp_path / "files" / f"class-{number % 20:04d}-{number // 20:05d}.png"
+        assert file.read_bytes() == to_png(image)
+    assert len(list((tmp_path / "files").glob("*.png"))) == 23
+
+
+def test_a_command_that_was_stopped_goes_on_with_the_batches_that_miss_a_file(generator, tmp_path, capsys):
+    command = ["sample", generator, "--images", 10, "--steps", 2, "--batch-size", 4]
+    lgq(*command, "--out", tmp_path / "whole")
+    lgq(*command, "--out", tmp_path / "broken")
+    for name in ("class-0005-00000.png", "class-0009-00000.png"):  # of the second and the third batch
+        (tmp_path / "broken" / name).unlink()
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "broken").iterdir()}
+    lgq(*command, "--out", tmp_path / "broken")
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "broken").iterdir()}
+    assert after.items() >= before.items(), "files that were there were drawn again"
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_images_of_another_drawing_are_left_alone(generator, tmp_path, capsys):
+    out, other = tmp_path / "files", tmp_path / "other"
+    command = ["sample", generator, "--out", out, "--classes", 1, "--count", 2, "--steps", 1]
+    lgq(*command)
+    capsys.readouterr()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    build(20, seed=1).save_pretrained(other)
+    for name, *change in (
+        ("seed", *command, "--seed", 1),
+        ("batch_size", *command, "--batch-size", 1),
+        ("sampling", *command, "--guidance", 2),
+        ("images", *command[:-3], 3, "--steps", 1),
+        ("classes", *command[:5], 2, *command[6:]),
+        ("generator", "sample", other, *command[2:]),
+    ):
+        assert f"another drawing ({name} not the same)" in refusal(capsys, *change)
+    (out / NOTE).write_text("{}")
+    assert "has other bytes than were written" in refusal(capsys, *command)
+    (out / NOTE).write_bytes(before[NOTE])
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
 @pytest.mark.parametrize(("known", "shown"), [(1, [0]), (3, [0, 1, 2]), (20, [0, 2, 5, 7, 10, 12, 15, 17])])
 def test_without_classes_some_that_spread_over_all_are_drawn(known, shown, tmp_path):
     build(known).save_pretrained(tmp_path / "generator")
     lgq("sample", tmp_path / "generator", "--out", tmp_path / "files", "--count", 1, "--steps", 1)
-    found = sorted(path.name for path in (tmp_path / "files").iterdir())
+    found = sorted(path.name for path in (tmp_path / "files").glob("*.png"))
     assert found == [f"class-{number:04d}-00000.png" for number in shown]
 
 
@@ -156,6 +207,8 @@ def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys)
         ("steps must be at least 1, got 0", generator, "--steps", 0),
         ("top_p must lie above 0", generator, "--top-p", 0),
         ("count must be at least 1, got 0", generator, "--count", 0),
+        ("images must be at least 1, got 0", generator, "--images", 0),
+        ("either --count, images of each class, or --images", generator, "--count", 2, "--images", 2),
         ("batch_size must be at least 1, got 0", generator, "--batch-size", 0),
         ("there is no directory", tmp_path / "gone"),
         ("needs a generator", tmp_path / "run"),

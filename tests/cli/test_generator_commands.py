@@ -453,15 +453,15 @@ def test_a_generator_is_no_tokenizer_and_the_reverse(made, tmp_path, capsys):
     assert not list(tmp_path.glob("out*"))
 
 
-def test_of_several_processes_the_first_one_draws(made, tmp_path, monkeypatch):
+def test_of_several_processes_the_first_one_draws_a_picture(made, tmp_path, monkeypatch):
     photo = made.photos / "cat" / "0.png"
     for rank in (1, 0):
         monkeypatch.setattr(generate, "rank", lambda: rank)  # noqa: B023
-        lgq("sample", made.generator, "--steps", 1, "--count", 1, "--out", tmp_path / "samples")
+        lgq("sample", made.generator, "--steps", 1, "--count", 1, "--out", tmp_path / "samples.png")
         lgq("inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", 0, "--steps", 1,
             "--count", 1, "--out", tmp_path / "strip.png")  # fmt: skip
         names = {path.name for path in tmp_path.iterdir()}
-        assert names == (set() if rank else {"samples", "strip.png"})
+        assert names == (set() if rank else {"samples.png", "strip.png"})
 
 
 def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_path, capsys):

@@ -1,0 +1,266 @@
+"""One process with a batch of 2B, and two with B each: the same gradients wherever mathematics says so.
+
+Where it does not, the difference is that of the formula in docs/scaling.md. k = codes, r = processes.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from process_groups import on_processes
+from quantizer_family import DIM, SIZE, VARIANTS
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lgq.data import FolderDataset
+from lgq.distributed import rank, sum_over_ranks, world_size
+from lgq.models.autoencoder import Backbone
+from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
+from lgq.training.losses import LossWeights
+from lgq.training.processes import prepare_accelerator
+from lgq.training.recipe import TokenizerRun
+from lgq.training.stopping import LoopSettings
+from lgq.training.tokenizer import TokenizerTraining
+
+TOKENS, STEPS, RATE = 48, 3, 0.5
+MORE = {
+    "lgq without diversity": ("lgq", {"diversity_weight": 0.0, "peak_weight": 1.0}),
+    "lgq synced": ("lgq", {"diversity_weight": 1.0, "sync_usage": True}),
+    "lgq synced, token scale": (
+        "lgq",
+        {"diversity_weight": 1.0, "sync_usage": True, "diversity_scale": "tokens"},
+    ),
+    "lgq": ("lgq", {"diversity_weight": 1.0}),
+}
+EQUAL = ["lgq without diversity", "lgq synced", "lgq synced, token scale", "ibq plain", "vq", "rotvq"]
+EQUAL += ["fsq", "fsq levels", "lfq plain", "simvq", "simvq linear", "residual"]
+PER_RANK = ["lgq", "ibq", "lfq"]
+
+
+def quantizer(name: str) -> Quantizer:
+    if name == "residual":
+        return Residual([quantizer(stage) for stage in ("vq", "fsq", "simvq")])
+    kind, options = (VARIANTS | MORE)[name]
+    return build_quantizer(kind, DIM, SIZE, **options).double()
+
+
+def vectors(step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(TOKENS, DIM, dtype=torch.float64, generator=generator)
+
+
+def mine(batch: Tensor) -> Tensor:
+    return batch.tensor_split(world_size())[rank()]
+
+
+def learn(name: str) -> dict:
+    """Some steps of gradient descent, with gradients averaged as DistributedDataParallel does it."""
+    torch.manual_seed(0)
+    q, gradients, terms = quantizer(name).train(), {}, {}
+    for step in range(STEPS):
+        z, target = mine(vectors(step)).clone().requires_grad_(), mine(vectors(step + 100))
+        out = q(z)
+        loss = (out.quantized - target).square().mean() + out.loss
+        loss.backward()
+        gradients[f"{step} z"] = z.grad / world_size()
+        terms[step] = {term: sum_over_ranks(value) / world_size() for term, value in out.terms.items()}
+        for parameter_name, parameter in q.named_parameters():
+            mean = sum_over_ranks(parameter.grad) / world_size()
+            gradients[f"{step} {parameter_name}"], parameter.grad = mean, None
+            parameter.data -= RATE * mean
+    state = {key: value for key, value in q.state_dict().items() if value.is_floating_point()}
+    return {"gradients": gradients, "terms": terms, "state": state}
+
+
+def learn_all() -> dict:
+    return {name: learn(name) for name in (*EQUAL, *PER_RANK)}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    return on_processes(2, tmp_path_factory.mktemp("ranks"), learn_all)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict:
+    return learn_all()
+
+
+def of_both(ranks: list[dict], name: str) -> dict[str, Tensor]:
+    """Gradients of the codes from either process, those of the vectors one after the other."""
+    first, second = (each[name]["gradients"] for each in ranks)
+    return {key: torch.cat([first[key], second[key]]) if key.endswith(" z") else first[key] for key in first}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_two_processes_follow_the_gradients_of_one_with_both_batches(ranks, whole, name):
+    torch.testing.assert_close(of_both(ranks, name), whole[name]["gradients"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(ranks[0][name]["state"], whole[name]["state"], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EQUAL + PER_RANK)
+def test_what_is_learned_is_the_same_to_the_last_bit_on_both_processes(ranks, name):
+    torch.testing.assert_close(ranks[0][name]["state"], ranks[1][name]["state"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", PER_RANK)
+def test_usage_per_process_is_another_loss_with_other_gradients(ranks, whole, name):
+    of_two, of_one = of_both(ranks, name)["0 codebook" if name != "lfq" else "0 z"], whole[name]["gradients"]
+    difference = of_two - of_one["0 codebook" if name != "lfq" else "0 z"]
+    assert float(difference.norm() / of_two.norm()) > 1e-2
+
+
+def usage_of(name: str, z: Tensor) -> Tensor:
+    """Mean of the soft assignments, from the formulas."""
+    q = quantizer(name)
+    if name == "lgq":
+        return torch.softmax(-torch.cdist(z, q.codebook).square(), dim=1).mean(0)
+    if name == "ibq":
+        return torch.softmax(z @ q.codebook.T / 0.01, dim=1).mean(0)
+    return torch.softmax(200 * q.project_in(z) @ q.codebook.double().T, dim=1).mean(0)
+
+
+def test_diversity_per_process_adds_what_usage_varies_between_processes(ranks, whole):
+    shares = torch.stack([usage_of("lgq", half) for half in vectors(0).tensor_split(2)])
+    varies = SIZE * shares.var(dim=0, correction=0).sum()
+    found = ranks[0]["lgq"]["terms"][0]["diversity"] - whole["lgq"]["terms"][0]["diversity"]
+    torch.testing.assert_close(found, varies, rtol=1e-9, atol=0)
+    assert varies > 0.01
+
+
+@pytest.mark.parametrize(("name", "offset"), [("ibq", 1e-5), ("lfq", 0.0)])
+def test_batch_entropy_per_process_lacks_what_tells_the_processes_apart(ranks, whole, name, offset):
+    shares = torch.stack([usage_of(name, half) for half in vectors(0).tensor_split(2)])
+    ratio = (shares + offset) / (shares.mean(0) + offset)
+    divergence = (shares * ratio.clamp_min(1e-300).log()).sum(1).mean()  # Jensen and Shannon's, at offset 0
+    found = whole[name]["terms"][0]["batch_entropy"] - ranks[0][name]["terms"][0]["batch_entropy"]
+    torch.testing.assert_close(found, divergence, rtol=1e-9, atol=1e-9)
+    assert divergence > 0.01
+
+
+RUN = TokenizerRun(
+    codebook_size=16,
+    backbone=Backbone(
+        widths=(8, 16), blocks=1, groups=4, attention_heads=2, latent_channels=4, latent_groups=2
+    ),
+    image_size=16,
+    batch_size=3,
+    workers=0,
+    loss=LossWeights(lpips=0.0, gan=0.0),
+    loop=LoopSettings(steps=STEPS),
+    best_by="l1",
+    seed=4,
+)
+SYNCED = "lgq synced"
+WITH_GAN = "with discriminator"
+
+
+def run_named(name: str) -> TokenizerRun:
+    if name == WITH_GAN:
+        adversarial = LossWeights(lpips=0.0, gan=1.0, discriminator_start=0)
+        return replace(RUN, quantizer="fsq", image_size=24, loss=adversarial)
+    if name == SYNCED:
+        return replace(RUN, quantizer_options={"diversity_weight": 1.0, "sync_usage": True})
+    options = {"diversity_weight": 1.0} if name == "lgq" else {}
+    return replace(RUN, quantizer=name, quantizer_options=options)
+
+
+def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
+    """What each step of each training follows, through the code that trains, and what it leads to."""
+    accelerator, data, found = prepare_accelerator(), FolderDataset(photos), {}
+    for name in (*QUANTIZERS, SYNCED, WITH_GAN):
+        run = replace(run_named(name), batch_size=batches * RUN.batch_size, accumulate=accumulate)
+        training = TokenizerTraining(run, data, data, out, accelerator)
+        seen: list[dict[int, Tensor]] = []
+        note = register_optimizer_step_pre_hook(_noting(seen))
+        for step in range(STEPS):
+            training.train_step(step)
+        note.remove()
+        models = {"tokenizer": training.tokenizer, "discriminator": training.discriminator}
+        names = {
+            id(parameter): f"{part}.{parameter_name}"
+            for part, model in models.items()
+            if model is not None
+            for parameter_name, parameter in model.named_parameters()
+        }
+        first = [{names[key]: value for key, value in each.items()} for each in seen[: len(seen) // STEPS]]
+        state = training.tokenizer.state_dict()
+        tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        found[name] = {"gradients": first, "state": tensors}
+    return found
+
+
+def _noting(seen: list[dict[int, Tensor]]) -> Callable[..., None]:
+    def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        seen.append({id(each): each.grad.clone() for each in parameters if each.grad is not None})
+
+    return note
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    folder, random = tmp_path_factory.mktemp("equivalence"), np.random.default_rng(0)
+    (folder / "photos").mkdir()
+    for i in range(20):
+        pixels = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+        pixels.resize((28, 28)).save(folder / "photos" / f"{i:02d}.png")
+
+    def group(count: int, batches: int, accumulate: int) -> list[dict]:
+        place = folder / f"{count} x {batches} x {accumulate}"
+        return on_processes(count, place, train_all, folder / "photos", folder / "run", batches, accumulate)
+
+    return {"two": group(2, 1, 1), "one": group(1, 2, 1), "accumulating": group(1, 1, 2)}
+
+
+def gradients(trained: dict[str, list[dict]], who: str, name: str, model: int = 0) -> dict[str, Tensor]:
+    """Of the first step; model 1 is the discriminator."""
+    return trained[who][0][name]["gradients"][model]
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Relative, of all gradients as one vector."""
+    assert a.keys() == b.keys()
+    flat = [torch.cat([each[key].flatten() for key in sorted(each)]).double() for each in (a, b)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+ROUNDING = 1e-5
+
+
+@pytest.mark.parametrize("name", ["vq", "rotvq", "fsq", "simvq", SYNCED])
+def test_a_training_step_on_two_processes_is_that_of_one_with_twice_the_batch(trained, name):
+    assert distance(gradients(trained, "two", name), gradients(trained, "one", name)) < ROUNDING
+
+
+@pytest.mark.parametrize("name", ["lgq", "ibq", "lfq", "fsq", "simvq"])
+def test_a_training_step_on_two_processes_is_that_of_one_which_accumulates_two_batches(trained, name):
+    assert distance(gradients(trained, "two", name), gradients(trained, "accumulating", name)) < ROUNDING
+
+
+@pytest.mark.parametrize("name", ["lgq", "ibq", "lfq"])
+def test_with_usage_per_process_it_is_not_that_of_one_with_twice_the_batch(trained, name):
+    assert distance(gradients(trained, "two", name), gradients(trained, "one", name)) > 100 * ROUNDING
+
+
+def test_on_cpus_the_discriminator_normalises_each_process_by_itself(trained):
+    others = [gradients(trained, who, WITH_GAN, model=1) for who in ("two", "accumulating", "one")]
+    assert distance(others[0], others[1]) < ROUNDING
+    assert distance(others[0], others[2]) > 100 * ROUNDING
+
+
+@pytest.mark.parametrize("name", [*QUANTIZERS, SYNCED, WITH_GAN])
+def test_training_ends_with_the_same_bits_on_both_processes(trained, name):
+    first, second = (each[name]["state"] for each in trained["two"])
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["vq", "rotvq"])
+def test_codes_that_follow_means_end_where_those_of_one_process_do(trained, name):
+    of_two, of_one = (trained[who][0][name]["state"] for who in ("two", "one"))
+    for key in ("quantizer.counts", "quantizer.sums", "quantizer.codebook"):
+        torch.testing.assert_close(of_two[key], of_one[key], rtol=1e-3, atol=1e-4)
