@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 
 OUT ?= demo
 
-.PHONY: demo test weights lint format clean
+.PHONY: demo test faults fuzz weights lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lgq demo --out $(OUT)
 
 test: $(VENV)/.installed
 	$(BIN)/pytest -n 2
+
+faults: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m faults
+
+fuzz: $(VENV)/.installed
+	$(BIN)/python scripts/fuzz.py
 
 weights: $(VENV)/.installed
 	$(BIN)/lgq weights fetch

@@ -4,19 +4,23 @@
      "metrics": {"psnr": 21.3, "rfid": 12.1}, "absent": {"lpips": "why"}, "fid": {...}, ...}
 
 A metric that is no finite number is null. Records are only ever added, each in one write, so several
-processes may share a file, and a killed one leaves at most a torn last line, which readers leave out.
+processes may share a file. A killed one leaves at most a torn line. By the `checksum` that every line ends
+with, readers know a line that is torn or was changed, and leave it out with a warning.
 """
 
 import errno
 import json
+import logging
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from lgq.files import json_bytes, make_directory, sync_directory
+from lgq.files import make_directory, sealed_json, sync_directory, unsealed_json
 
 RESULTS = "results.jsonl"
+
+_log = logging.getLogger(__name__)
 
 
 class ResultsError(ValueError):
@@ -30,7 +34,7 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         make_directory(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            _write(descriptor, json_bytes(strict(record)))
+            _write(descriptor, sealed_json(strict(record), indent=None))
         finally:
             os.close(descriptor)
         sync_directory(path.parent)
@@ -47,12 +51,18 @@ def read_results(file: str | Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ResultsError(f"cannot read {file} ({error.strerror or error}): check the path.") from error
     records = [_record(line) for line in lines]
+    for number, record in enumerate(records, 1):
+        if record is None and lines[number - 1]:
+            _log.warning("left out line %d of %s, which is torn or was changed", number, file)
     return [record for record in records if record is not None]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
+        # Earlier versions wrote none.
+        if isinstance(record, dict) and "checksum" in record:
+            record = unsealed_json(line + b"\n", indent=None)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

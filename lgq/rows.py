@@ -7,6 +7,7 @@
     RESULTS/pictures/<id>/            PNG files; pictures/originals.png has the images behind them
     RESULTS/locks/<id>/               held by the process that is at work on a row
 
+Plans and records carry a checksum, by which a changed one is refused.
 Several processes and machines may share it: a run has one id, whichever experiments ask for it.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lgq.config import ConfigError, from_json, to_json
-from lgq.files import make_directory, replace_file, replace_json
+from lgq.files import make_directory, replace_file, sealed_json, unsealed_json
 from lgq.results import strict
 
 ORIGINALS = "originals.png"
@@ -123,11 +124,11 @@ class Results:
     def write_record(self, id: str, record: dict[str, Any]) -> None:
         """In one step, when all else of the row is on the disk."""
         make_directory(self._row(id).parent)
-        replace_json(self._row(id), strict(record))
+        replace_file(self._row(id), sealed_json(strict(record)))
 
     def write_plan(self, plan: Plan) -> None:
         make_directory(self._plan(plan.experiment).parent)
-        replace_json(self._plan(plan.experiment), to_json(plan))
+        replace_file(self._plan(plan.experiment), sealed_json(to_json(plan)))
 
     def write_pictures(self, id: str, pictures: dict[str, bytes]) -> None:
         """Each by the stem of its file."""
@@ -152,7 +153,11 @@ def _plan(file: Path) -> Plan:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_bytes())
+        data = file.read_bytes()
+        value = json.loads(data)
+        # Earlier versions wrote none.
+        if isinstance(value, dict) and "checksum" in value:
+            value = unsealed_json(data)
     except (OSError, ValueError, RecursionError) as error:
         raise RowsError(f"cannot read {file} ({error}): remove it, and run its experiment again.") from error
     if not isinstance(value, dict):

@@ -76,3 +76,13 @@ def test_a_line_is_strict_json(tmp_path):
         raise AssertionError(constant)
 
     json.loads((tmp_path / "results.jsonl").read_text(), parse_constant=refuse)
+
+
+def test_a_changed_line_is_left_out_with_a_warning(tmp_path, caplog):
+    file = tmp_path / "results.jsonl"
+    for number in range(3):
+        append_result(file, {"number": number, "psnr": 21.5})
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1].replace(b"21.5", b"29.5") + lines[2])
+    assert [record["number"] for record in read_results(file)] == [0, 2]
+    assert f"left out line 2 of {file}" in caplog.text

@@ -23,6 +23,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 
+from lgq.config import ConfigError, from_json
 from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
 from lgq.files import (
     DamagedFileError,
@@ -93,8 +94,9 @@ class Checkpoints:
         tensors, skeleton = (_read(path, name, manifest) for name in _part(rank))
         try:
             return unflatten(json.loads(skeleton), safetensors.torch.load(tensors))
-        except ValueError as error:
-            raise CheckpointError(f"cannot load {path}: {error}") from error
+        except Exception as error:  # what was forged, hashes and all, fails with nearly any exception
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"cannot load {path}: {reason:.300}") from error
 
     def paths(self) -> list[Path]:
         """All that have the name of a checkpoint, whole or damaged, newest first."""
@@ -159,8 +161,16 @@ class Manifest:
     files: dict[str, Fingerprint]
 
 
+def seal(directory: Path, step: int) -> None:
+    """Give published weights a manifest, by which `verify` knows them."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    prints = {path.relative_to(directory).as_posix(): Fingerprint.of_file(path) for path in files}
+    manifest = Manifest(FORMAT_VERSION, step, world_size(), prints)
+    write_new_file(directory / MANIFEST, sealed_json(asdict(manifest)))
+
+
 def verify(path: Path) -> Manifest:
-    """Read every byte of a checkpoint; a `CheckpointError` names what is missing or wrong."""
+    """Read every byte of a checkpoint, or of what was sealed; a `CheckpointError` names what is wrong."""
     manifest = read_manifest(path)
     for name, fingerprint in manifest.files.items():
         with _damage_named(path, name):
@@ -172,14 +182,31 @@ def read_manifest(path: Path) -> Manifest:
     """What the checkpoint at `path` consists of; refuses a manifest with a single wrong bit."""
     with _damage_named(path, MANIFEST):
         content = unsealed_json((path / MANIFEST).read_bytes())
-    version = content["format_version"]
+    version = content.get("format_version")
     if version != FORMAT_VERSION:
         rule = f"this lgq reads format {FORMAT_VERSION}"
-        raise CheckpointError(f"{path} has format {version}, {rule}: use the lgq that wrote it.")
-    files = {name: Fingerprint(**fields) for name, fields in content["files"].items()}
-    manifest = Manifest(version, content["step"], content["world_size"], files)
+        raise CheckpointError(f"{path} has format {version!r:.40}, {rule}: use the lgq that wrote it.")
+    manifest = _manifest(path, content)
     if _CHECKPOINT.match(path.name) and _step(path) != manifest.step:
         raise CheckpointError(f"{path} is in truth of step {manifest.step}: somebody renamed it.")
+    return manifest
+
+
+def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
+    """With fields of the right types, and files that are within the directory."""
+    try:
+        files = content.get("files")
+        if isinstance(files, dict):
+            files = {name: from_json(Fingerprint, fields) for name, fields in files.items()}
+        manifest = from_json(Manifest, content | {"files": files})
+    except ConfigError as error:
+        raise CheckpointError(f"{path} is damaged: {MANIFEST} is none ({error}).") from error
+    numbers = (manifest.step, manifest.world_size, *(each.size for each in manifest.files.values()))
+    if min(numbers) < 0 or max(numbers) >= 2**63:
+        raise CheckpointError(f"{path} is damaged: {MANIFEST} has a number that cannot be.")
+    for name in manifest.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+            raise CheckpointError(f"{path} is damaged: {name!r:.100} is no file within it.")
     return manifest
 
 
@@ -196,6 +223,8 @@ def _read(path: Path, name: str, manifest: Manifest) -> bytes:
     # Hash and content from one reading: nothing can come between them.
     with _damage_named(path, name):
         data = (path / name).read_bytes()
+        if name not in manifest.files:
+            raise DamagedFileError("is not among the files that were saved")
         manifest.files[name].require(Fingerprint.of(data))
     return data
 
@@ -205,9 +234,9 @@ def _damage_named(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} is damaged: {name} cannot be read ({error.strerror}).") from error
+        raise CheckpointError(f"{path} is damaged: {name:.100} cannot be read ({error.strerror}).") from error
     except DamagedFileError as error:
-        raise CheckpointError(f"{path} is damaged: {name} {error}.") from error
+        raise CheckpointError(f"{path} is damaged: {name:.100} {error}.") from error
 
 
 def _write_part(partial: Path, state: Any) -> dict[str, Fingerprint]:

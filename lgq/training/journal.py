@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from lgq.files import json_bytes, make_directory, replace_file, sync_directory
+from lgq.training.directory import RunError
 from lgq.training.tracking import WandbTracker
 
 if TYPE_CHECKING:
@@ -111,30 +112,37 @@ def show_progress(steps: int, step: int, items_per_step: int, *, hidden: bool) -
 def read_records(run: str | Path) -> list[dict[str, Any]]:
     """The records of a run directory, without a last line that a killed process left torn."""
     file = Path(run) / METRICS
-    return [json.loads(line) for line in _whole_lines(file.read_bytes())] if file.exists() else []
+    return [record for _, record in _records(file, file.read_bytes())] if file.exists() else []
 
 
 def _drop_after(file: Path, step: int) -> None:
     if not file.exists():
         return
     data = file.read_bytes()
-    kept = b"".join(line for line in _whole_lines(data) if json.loads(line)["step"] <= step)
+    kept = b"".join(line for line, record in _records(file, data) if record["step"] <= step)
     if kept != data:
         replace_file(file, kept)
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
+def _records(file: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Every line with its record, but a torn last one."""
     lines = data.splitlines(keepends=True)
-    if lines and not _is_record(lines[-1]):
-        del lines[-1]
-    return lines
+    for number, line in enumerate(lines, 1):
+        record = _record(line)
+        if record is not None:
+            yield line, record
+        elif number < len(lines):
+            way_out = "restore the file from a copy, or remove the line"
+            raise RunError(f"line {number} of {file} is damaged: {way_out}; the checkpoints do not need it.")
 
 
-def _is_record(line: bytes) -> bool:
+def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        return line.endswith(b"\n") and "step" in json.loads(line)
-    except (ValueError, TypeError):
-        return False
+        record = json.loads(line)
+        whole = line.endswith(b"\n") and isinstance(record["step"], int)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if whole else None
 
 
 def _is_finite(value: float) -> bool:

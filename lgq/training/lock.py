@@ -69,14 +69,22 @@ def _holder(descriptor: int) -> str:
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has just come, and not said its name yet
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # it has just come, and not said its name yet
         return "another process"
 
 
 def _release(descriptor: int) -> None:
     if descriptor in _held:
         _held.remove(descriptor)
-        os.close(descriptor)
+        # The lock is gone even where closing fails, and nothing may hide the error that led here.
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _leave_locks_to_the_parent() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import replace_directory
-from lgq.training.checkpoint import Checkpoints, read_manifest
+from lgq.training.checkpoint import Checkpoints, read_manifest, seal
 from lgq.training.directory import BEST, CHECKPOINTS, LAST, RunError, describe_run, disk_errors_named
 from lgq.training.journal import Journal, open_journal, show_progress
 from lgq.training.lock import run_lock
@@ -58,11 +58,26 @@ def run_loop(trainee: Trainee, settings: LoopSettings, out: str | Path, resume: 
     first = rank() == 0
     # Before the lock, which makes the directory: a refusal leaves nothing behind.
     require_as_asked(run, resume)
-    with run_lock(run) if first else nullcontext(), stop_on_signals() as stop:
+    with run_lock(run) if first else nullcontext(), stop_on_signals() as stop, _lost_workers_named():
         loop = _Loop(trainee, settings, run)
         loop.resume()
         with _begun(run, trainee.config(), settings, loop.step) if first else nullcontext() as journal:
             return loop.go_on(journal, stop)
+
+
+@contextmanager
+def _lost_workers_named() -> Iterator[None]:
+    """Within, the death of a process of the data loader is a `RunError`.
+
+    torch notices it in whatever we are at, or in the midst of a batch that no longer comes.
+    """
+    try:
+        yield
+    except (RuntimeError, ConnectionResetError, ConnectionRefusedError, EOFError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
+            raise
+        way_out = "look whether memory ran out, then run the same command again, perhaps with fewer workers"
+        raise RunError(f"a process that reads images was killed or has crashed: {way_out}.") from error
 
 
 @contextmanager
@@ -84,11 +99,14 @@ class _Loop:
         self.checkpoints = Checkpoints(run / CHECKPOINTS, settings.keep)
         self.step, self.best = 0, Best()
         self.saved_step: int | None = None
-        self._began, self._seconds_before = time.monotonic(), 0.0
+        self._seconds, self._last_look = 0.0, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._began
+        """Taken so far, over restarts. No clock of the machine can turn it back."""
+        before, self._last_look = self._last_look, time.monotonic()
+        self._seconds += max(0.0, self._last_look - before)
+        return self._seconds
 
     def resume(self) -> None:
         path = self.checkpoints.latest()
@@ -101,7 +119,7 @@ class _Loop:
         require_same_settings(self.run, state["config"], self.trainee.config())
         self.trainee.load_state(state["trainee"])
         self.step, self.best = state["step"], Best(**state["best"])
-        self.saved_step, self._seconds_before = self.step, state["seconds"]
+        self.saved_step, self._seconds = self.step, state["seconds"]
         self._restore_random_state(path, state)
         _log.info("resumed %s after step %d", path, self.step)
 
@@ -193,6 +211,7 @@ class _Loop:
         for name in names if rank() == 0 else ():
             with disk_errors_named(self.run), replace_directory(self.run / name) as directory:
                 self.trainee.save_pretrained(directory)
+                seal(directory, self.step)
 
     def _record(self, journal: Journal | None, split: str, values: dict[str, float], **notes: Any) -> None:
         if journal is not None:

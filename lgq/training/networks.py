@@ -1,6 +1,7 @@
 """The networks of a run: the tokenizer, and what judges its reconstructions (Esser et al. 2021)."""
 
 import logging
+import os
 from typing import NamedTuple, get_args
 
 import torch
@@ -35,6 +36,28 @@ def require_possible(run: TokenizerRun) -> None:
             f"the discriminator needs images of {least} pixels or more, got image_size={run.image_size}: "
             "take larger ones, or set loss.gan=0."
         )
+    _require_room(run)
+
+
+def _require_room(run: TokenizerRun) -> None:
+    """By weights, gradients and AdamW's two means alone: what is larger cannot even begin."""
+    try:
+        with torch.random.fork_rng(), torch.device("meta"):
+            needed = 4 * 4 * sum(_tokenizer(run).parameter_counts().values())
+    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
+        raise RunError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
+    if needed > total_memory():
+        raise RunError(
+            f"this tokenizer needs {needed / 2**30:,.0f} GiB and more, and here are "
+            f"{total_memory() / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
+        )
+
+
+def total_memory() -> int:
+    """Bytes of the GPU, or of the machine that has none."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory_format) -> Networks:

@@ -9,6 +9,7 @@ from lgq.config import ConfigError
 from lgq.generator import MaskGIT
 from lgq.pretrained import WEIGHTS, find_file
 from lgq.tokenizer import Tokenizer
+from lgq.training.checkpoint import MANIFEST, CheckpointError, verify
 from lgq.training.directory import BEST, CONFIG, ENVIRONMENT, LAST, RunError
 
 Which = Literal["best", "last"]
@@ -50,6 +51,7 @@ def trained_weights(run: str | Path, which: Which = "best") -> str | Path:
         raise RunError(f"{folder} holds no {which} weights yet: let it train to its first checkpoint.")
     if published[0].name != which:
         _log.warning("%s has no %s weights yet: taking the %s ones", folder, which, published[0].name)
+    _require_whole(published[0])
     return published[0]
 
 
@@ -77,6 +79,20 @@ def run_of(source: str | Path) -> Path:
     return folder.parent if folder.name in (BEST, LAST) and _is_run(folder.parent) else folder
 
 
+def _require_whole(weights: Path) -> None:
+    # A second time, for a run that is at work may have replaced them meanwhile.
+    for last in (False, True):
+        if not (weights / MANIFEST).is_file():  # earlier versions wrote none
+            return
+        try:
+            verify(weights)
+            return
+        except CheckpointError as error:
+            way_out = "restore it from a copy, or resume the run, which writes its last weights anew"
+            if last:
+                raise RunError(f"{str(error).removesuffix('.')}: {way_out}.") from error
+
+
 def _is_run(folder: Path) -> bool:
     described = (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
     return described and not (folder / WEIGHTS).is_file()
@@ -86,7 +102,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     settings = _read(folder / CONFIG)
     try:
         int(settings["image_size"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise _damaged(folder / CONFIG) from error
     return settings
 
@@ -94,7 +110,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(file) from error
     if not isinstance(settings, dict):
         raise _damaged(file)

@@ -1,10 +1,10 @@
 """RESULTS: records that are whole or absent, plans that grow, damage that is named."""
 
-import json
 from dataclasses import replace
 
 import pytest
 
+from lgq.files import sealed_json, unsealed_json
 from lgq.rows import Plan, PlannedRow, Results, RowsError
 
 
@@ -67,10 +67,20 @@ def test_a_damaged_record_is_named(content, tmp_path):
         results.record("a-0")
 
 
+def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_earlier_versions(tmp_path):
+    results, file = Results(tmp_path), tmp_path / "rows" / "a-0.json"
+    results.write_record("a-0", {"psnr": 21.5})
+    file.write_text(file.read_text().replace("21.5", "29.5"))
+    with pytest.raises(RowsError, match=r"a-0.json \(has other bytes than were written\): remove it"):
+        results.record("a-0")
+    file.write_text('{"psnr": 21.5}')
+    assert results.record("a-0") == {"psnr": 21.5}
+
+
 def test_a_plan_of_another_version_is_named(tmp_path):
     results = Results(tmp_path)
     results.write_plan(PLAN)
     file = tmp_path / "experiments" / "comparison.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"news": 1}))
+    file.write_bytes(sealed_json(unsealed_json(file.read_bytes()) | {"news": 1}))
     with pytest.raises(RowsError, match=r"comparison.json is no plan that this lgq knows.*news"):
         results.plans()

@@ -1,0 +1,104 @@
+"""Tokens and results that were whole once: what reads them notices every bit that changed."""
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from token_sets import write_tokens
+
+from faults.damage import Damage, cuts, flips, refusal
+from faults.fault import Attempt, Fault
+from faults.lab import Lab, contents
+from lgq.data.token_format import TokenError
+from lgq.data.tokens import TokenDataset
+from lgq.results import append_result, read_results
+from lgq.rows import Results, RowsError
+
+RECORDS = [{"kind": "tokenizer", "seed": seed, "metrics": {"psnr": 20.0 + seed}} for seed in range(3)]
+
+
+def tokens(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
+    for name in ("tokens.json", "tokens-00000.safetensors", "tokens-00001.safetensors"):
+        for damage in (*cuts(chance, 4), *flips(chance, 8), Path.unlink):
+            yield partial(_tokens, lab, name, damage)
+
+
+def _tokens(lab: Lab, name: str, damage: Damage) -> int:
+    """Refused when they are opened or verified; encoded again, they are what they were."""
+    with lab.place() as folder:
+        _encode(folder)
+        whole = contents(folder)
+        damage(folder / name)
+        message = refusal(lambda: TokenDataset(folder).verify(), TokenError)
+        assert str(folder) in message, message
+        _encode(folder)
+        assert contents(folder) == whole, "encoding again did not mend it"
+    return 0
+
+
+def _encode(folder: Path) -> None:
+    numbers = torch.arange(7 * 4).reshape(7, 2, 2) % 6
+    write_tokens(folder, numbers, labels=[0, 1, 2, 0, 1, 2, 0], classes=("a", "b", "c"), shard_size=4)
+
+
+def rows(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
+    for damage in (*cuts(chance, 8), *flips(chance, 24)):
+        yield partial(_rows, lab, damage)
+
+
+def _rows(lab: Lab, damage: Damage) -> int:
+    """The damaged one is refused or means what it meant; the others are read as they were."""
+    with lab.place() as folder:
+        results = Results(folder)
+        for record in RECORDS:
+            results.write_record(f"row-{record['seed']}", record)
+        damage(folder / "rows" / "row-1.json")
+        with suppress(RowsError):
+            # Where only the name of the checksum suffered, all else is as it was.
+            found = results.record("row-1")
+            assert found is not None
+            assert RECORDS[1].items() <= found.items(), found
+        assert [results.record(f"row-{seed}") for seed in (0, 2)] == [RECORDS[0], RECORDS[2]]
+    return 0
+
+
+def lines(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
+    for damage in cuts(chance, 8):
+        yield partial(_lines, lab, damage, least=0)
+    for damage in flips(chance, 24):
+        # Two lines are one where the bit was of the line's end.
+        yield partial(_lines, lab, damage, least=len(RECORDS) - 2)
+
+
+def _lines(lab: Lab, damage: Damage, least: int) -> int:
+    """Damaged lines are left out; none is read otherwise than it was written, and one can be added."""
+    with lab.place() as folder:
+        file = folder / "results.jsonl"
+        for record in RECORDS:
+            append_result(file, record)
+        damage(file)
+        found = read_results(file)
+        assert len(found) >= least, found
+        for record in found:
+            assert any(each.items() <= record.items() for each in RECORDS), record
+        append_result(file, {"seed": 3})
+        assert read_results(file)[-1] == {"seed": 3}
+    return 0
+
+
+FAULTS = (
+    Fault(
+        "token shard or header cut, flipped or missing",
+        "Refused in one line; the same `lgq encode` mends it, bit for bit.",
+        tokens,
+    ),
+    Fault("results row cut or flipped", "Refused in one line; no number is ever read wrongly.", rows),
+    Fault(
+        "results.jsonl cut or flipped",
+        "The line is left out with a warning; all others are read, and new ones can be added.",
+        lines,
+    ),
+)
