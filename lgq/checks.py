@@ -10,6 +10,12 @@ def require_at_least(lowest: float, **values: float) -> None:
             raise ValueError(f"{name} must be at least {lowest}, got {value}.")
 
 
+def require_at_most(highest: float, **values: float) -> None:
+    for name, value in values.items():
+        if not value <= highest:
+            raise ValueError(f"{name} must be at most {highest}, got {value}.")
+
+
 def require_whole(**values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):

@@ -6,10 +6,13 @@ A file of settings is a user's file: a wrong name or type is refused by its path
 
 import dataclasses
 import difflib
+import reprlib
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 3, 100, 100, 100
 
 
 class ConfigError(ValueError):
@@ -25,19 +28,21 @@ def to_json(settings: Any) -> dict[str, Any]:
 def from_json(kind: type[T], values: Any, *, path: str = "") -> T:
     """The settings that `to_json` gave; fields left out take their defaults."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{path or 'settings'} must be an object with named fields, got {values!r}.")
+        raise ConfigError(
+            f"{path or 'settings'} must be an object with named fields, got {_BRIEF.repr(values)}."
+        )
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(fields)}."
-            raise ConfigError(f"unknown field {_join(path, name)!r}: {hint}")
+            raise ConfigError(f"unknown field {_BRIEF.repr(_join(path, name))}: {hint}")
     chosen = {name: _restore(hints[name], value, _join(path, name)) for name, value in values.items()}
     try:
         return kind(**chosen)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path or kind.__name__}: {error}") from error
+        raise ConfigError(f"{path or kind.__name__}: {error!s:.300}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -93,5 +98,5 @@ def _restore_scalar(hint: Any, value: Any, path: str) -> Any:
 
 def _require(fits: bool, value: Any, path: str, rule: str) -> Any:
     if not fits:
-        raise ConfigError(f"{path} must be {rule}, got {value!r}.")
+        raise ConfigError(f"{path} must be {rule}, got {_BRIEF.repr(value)}.")
     return value

@@ -49,18 +49,18 @@ def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
     return (text + "\n").encode("utf-8", "surrogatepass")
 
 
-def sealed_json(content: dict[str, Any]) -> bytes:
-    """JSON with its own checksum, for the one file that no other file vouches for."""
+def sealed_json(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
+    """JSON with its own checksum, for what no other file vouches for."""
     checksum = Fingerprint.of(json_bytes(content)).sha256
-    return json_bytes({**content, "checksum": checksum}, indent=2)
+    return json_bytes({**content, "checksum": checksum}, indent=indent)
 
 
-def unsealed_json(data: bytes) -> dict[str, Any]:
+def unsealed_json(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
     """The content of `sealed_json`, of which not a single bit may differ."""
     try:
         content = json.loads(data)
         content.pop("checksum")
-        if data == sealed_json(content):
+        if data == sealed_json(content, indent=indent):
             return content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass

@@ -9,9 +9,11 @@ b = images, h w = tokens along the height and the width, n = tokens of an image,
 Images are RGB in [-1, 1].
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Unpack
@@ -29,7 +31,15 @@ from lgq.files import replace_file
 from lgq.models.maskgit import MaskedTransformer, Transformer
 from lgq.models.modes import in_eval_mode
 from lgq.models.sampling import Sampling, sample_tokens
-from lgq.pretrained import CONFIG, WEIGHTS, HubOptions, PretrainedError, find_file, load_weights
+from lgq.pretrained import (
+    CONFIG,
+    WEIGHTS,
+    HubOptions,
+    PretrainedError,
+    find_file,
+    load_weights,
+    require_weights_of,
+)
 from lgq.tokenizer import Tokenizer
 
 _PAPER, _DEFAULT = Transformer(), Sampling()
@@ -185,6 +195,14 @@ class MaskGIT(
             )
         return flat.view(tokens.shape)
 
+    def fingerprint(self) -> str:
+        """sha256 (hex) of settings, weights and tokenizer: equal for generators that draw the same."""
+        digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
+        for name, tensor in sorted(self.transformer.state_dict().items()):
+            digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def require_classes(self, classes: Sequence[int]) -> None:
         """Refuse numbers of classes that the generator does not have."""
         outside = [number for number in classes if not 0 <= number < len(self.classes)]
@@ -221,14 +239,25 @@ class MaskGIT(
 
     @classmethod
     def _of(cls, tokenizer: Tokenizer, settings: _Settings, weights: Path) -> "MaskGIT":
+        build = partial(
+            cls,
+            tokenizer,
+            image_size=settings.image_size,
+            classes=settings.classes,
+            transformer=settings.transformer,
+        )
         # The random start is about to be overwritten: the caller's random numbers stay as they were.
-        with torch.random.fork_rng(devices=[]):
-            maskgit = cls(
-                tokenizer,
-                image_size=settings.image_size,
-                classes=settings.classes,
-                transformer=settings.transformer,
-            )
+        try:
+            with torch.random.fork_rng(devices=[]):
+                require_weights_of(lambda: build().transformer, weights)
+                maskgit = build()
+        except (PretrainedError, GeneratorError):
+            raise
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise PretrainedError(
+                f"{weights.parent / CONFIG} describes no generator: {reason:.400}"
+            ) from error
         load_weights(maskgit.transformer, weights)
         return maskgit.eval()
 
@@ -252,8 +281,8 @@ class MaskGIT(
 def _read_settings(file: Path) -> _Settings:
     try:
         return from_json(_Settings, json.loads(file.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
-        raise PretrainedError(f"{file} describes no generator that this lgq knows: {error}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PretrainedError(f"{file} describes no generator that this lgq knows: {error!s:.400}") from error
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -4,11 +4,13 @@ Nothing is ever unpickled.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import huggingface_hub
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -61,28 +63,50 @@ def _find_in(folder: Path, name: str) -> Path:
     raise PretrainedError(f"{folder} has no {name}: {advice}")
 
 
+def require_weights_of(build: Callable[[], nn.Module], file: Path) -> None:
+    """Refuse settings that a file's weights are not of, before a network of any size takes memory."""
+    with torch.device("meta"):
+        expected = build().state_dict()
+    try:
+        with safe_open(file, "pt") as weights:
+            found = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+    _require_fit(
+        {name: f"numbers of shape {tuple(tensor.shape)}" for name, tensor in expected.items()},
+        {name: f"numbers of shape {tuple(shape)}" for name, shape in found.items()},
+        file,
+    )
+
+
 def load_weights(module: nn.Module, file: Path) -> None:
     """Take over the tensors of a file, which must be the module's own in name and shape."""
     try:
         tensors = load_file(file)
-    except SafetensorError as error:
-        raise PretrainedError(f"{file} is damaged or cut short ({error}): copy it again.") from error
-    _require_fit(module.state_dict(), tensors, file)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+    _require_fit(_kinds(module.state_dict()), _kinds(tensors), file)
     # `assign` keeps the dtypes of the file; the copy frees us from it, for it may be replaced.
     module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
 
 
-def _require_fit(expected: dict[str, Any], found: dict[str, Tensor], file: Path) -> None:
+def _damaged(file: Path, error: Exception) -> PretrainedError:
+    return PretrainedError(f"{file} is damaged or cut short ({error!s:.300}): copy it again.")
+
+
+def _require_fit(expected: dict[str, str], found: dict[str, str], file: Path) -> None:
     for name in sorted(expected.keys() | found.keys()):
-        wanted, given = _kind(expected.get(name)), _kind(found.get(name))
+        wanted, given = expected.get(name, "nothing"), found.get(name, "nothing")
         if wanted != given:
             raise PretrainedError(
-                f"{file} does not fit {CONFIG} beside it: of {name} it holds {given}, not {wanted}. "
-                "One of the two files is from another model."
+                f"{file} does not fit {CONFIG} beside it: of {name:.100} it holds {given:.100}, "
+                f"not {wanted:.100}. One of the two files is from another model."
             )
 
 
-def _kind(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "nothing"
+def _kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: _kind(tensor) for name, tensor in tensors.items()}
+
+
+def _kind(tensor: Tensor) -> str:
     return f"{'numbers' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -25,14 +25,23 @@ from jaxtyping import Float, Int64, Integer
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least
+from lgq.checks import require_at_least, require_at_most
 from lgq.config import from_json, to_json
 from lgq.files import replace_file
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.pretrained import CONFIG, WEIGHTS, HubOptions, find_file, load_weights
+from lgq.pretrained import (
+    CONFIG,
+    WEIGHTS,
+    HubOptions,
+    PretrainedError,
+    find_file,
+    load_weights,
+    require_weights_of,
+)
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
 _PAPER = Backbone()
+_MOST_STAGES = 1_000  # so that no file of settings can ask for a network without end
 _CARD = """\
 ---
 {{ card_data }}
@@ -105,6 +114,7 @@ class Tokenizer(
     ):
         super().__init__()
         require_at_least(1, stages=stages)
+        require_at_most(_MOST_STAGES, stages=stages)
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
         self.settings = {
             "backbone": to_json(backbone),
@@ -183,20 +193,26 @@ class Tokenizer(
     @classmethod
     def from_files(cls, config: Path, weights: Path) -> "Tokenizer":
         """In eval mode; nothing is unpickled."""
-        tokenizer = cls._from_config(config)
+        tokenizer = cls._from_config(config, weights)
         load_weights(tokenizer, weights)
         return tokenizer.eval()
 
     @classmethod
-    def _from_config(cls, file: Path) -> "Tokenizer":
+    def _from_config(cls, file: Path, weights: Path) -> "Tokenizer":
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             arguments = vars(from_json(_keywords_of(cls.__init__, but=("self",)), values))
             # The random start is about to be overwritten: the caller's random numbers stay as they were.
             with torch.random.fork_rng(devices=[]):
+                require_weights_of(lambda: cls(**arguments), weights)
                 return cls(**arguments)
-        except (TypeError, ValueError) as error:
-            raise TokenizerError(f"{file} describes no tokenizer that this lgq knows: {error}") from error
+        except PretrainedError:
+            raise
+        except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise TokenizerError(
+                f"{file} describes no tokenizer that this lgq knows: {reason:.400}"
+            ) from error
 
     def _save_pretrained(self, save_directory: Path) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}

@@ -48,6 +48,7 @@ LONG = {
     "experiment comparison --scale pocket": ["--scale", "smoke"],
     "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2"],
     "sample runs/tiny-generator": ["--classes", "0", "7", "--count", "2", "--steps", "2"],
+    "sample runs/generator --out all": ["--images", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
     "train": TINY,

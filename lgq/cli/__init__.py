@@ -24,6 +24,7 @@ from lgq.cli.generate import Inpaint, Sample
 from lgq.cli.images import Decode, Encode, Reconstruct
 from lgq.cli.options import MARKERS, REGISTRY
 from lgq.cli.report import Report
+from lgq.cli.shard import Shard
 from lgq.cli.train import FAMILIES, Train, TrainGenerator
 from lgq.cli.weights import Weights
 from lgq.distributed import leave_processes
@@ -41,6 +42,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
+    "shard": Shard,
     "train": Train,
     "train-generator": TrainGenerator,
     "evaluate": Evaluate,
@@ -56,7 +58,7 @@ COMMANDS: dict[str, type[Command]] = {
 }
 
 
-CONTINUED = (Demo, Train, TrainGenerator, Encode, Decode, Experiment)
+CONTINUED = (Demo, Shard, Train, TrainGenerator, Encode, Decode, Sample, Experiment)
 """Commands that go on where they were stopped."""
 
 
@@ -140,6 +142,8 @@ def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
         if refusal := _refusal_behind(end):
             raise refusal from None
         command = parse()  # prints help, or what is wrong with the options
+    except RecursionError as error:
+        raise ValueError("a word of the command line is too long to be an option or a value.") from error
     return command
 
 

@@ -20,11 +20,16 @@ _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
 
 def say(line: str) -> None:
     """One line about what happened, whatever brackets a file name has."""
-    ERRORS.print(f"lgq: {line}", highlight=False, markup=False, soft_wrap=True)
+    ERRORS.print(f"lgq: {shown(line)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def complain(line: object) -> None:
-    ERRORS.print(f"lgq: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+    ERRORS.print(f"lgq: {shown(line)}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def shown(text: object) -> str:
+    """In one line, with control characters written out: a file's name may hold some, and steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 @contextmanager

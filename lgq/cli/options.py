@@ -29,7 +29,7 @@ def _pair(word: str) -> tuple[str, Any]:
         raise ValueError(f"{word!r} is not of the form NAME=VALUE")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Integer
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -27,6 +28,7 @@ SAMPLE = 10_000
 
 _LEAST_IMAGES = 2
 _NEIGHBOURS = 3
+_DTYPES = {"mean": torch.float64, "scatter": torch.float64, "order": torch.int64, "numbers": torch.int64}
 
 
 @dataclass
@@ -89,7 +91,20 @@ class FeatureSet:
             raise StatisticsError(
                 f"{path} has other bytes than were written: delete it, and it is made again."
             )
-        saved = load(data)
+        try:
+            return cls._of(load(data))
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise StatisticsError(
+                f"{path} holds no features ({error!s:.200}): delete it, and it is made again."
+            ) from error
+
+    @classmethod
+    def _of(cls, saved: dict[str, Tensor]) -> "FeatureSet":
+        limit, d = saved["slots"].shape
+        shapes = {"mean": (d,), "scatter": (d, d), "order": (limit,), "numbers": (limit,)}
+        for name, shape in shapes.items():
+            if saved[name].shape != shape or saved[name].dtype != _DTYPES[name]:
+                raise ValueError(f"{name} is {saved[name].dtype} of shape {tuple(saved[name].shape)}")
         statistics = FeatureStatistics(int(saved["count"]), saved["mean"], saved["scatter"])
-        sample = FeatureSample(int(saved["seed"]), saved["order"], saved["numbers"], saved["slots"])
+        sample = FeatureSample(int(saved["seed"]), saved["order"], saved["numbers"], saved["slots"].float())
         return cls(statistics, sample)

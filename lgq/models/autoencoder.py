@@ -21,6 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lgq.checks import require_at_most
+
+_MOST_BLOCKS, _MOST_LEVELS = 1_000, 16  # so that no file of settings can ask for a network without end
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
@@ -44,6 +48,8 @@ class Backbone:
 
     def __post_init__(self) -> None:
         _require_positive("blocks", self.blocks)
+        require_at_most(_MOST_BLOCKS, blocks=self.blocks)
+        require_at_most(_MOST_LEVELS, number_of_widths=len(self.widths))
         _require_divides("groups", self.groups, "widths", self.widths)
         _require_divides("latent_groups", self.latent_groups, "latent_channels", (self.latent_channels,))
         if self.attention_heads != 0:

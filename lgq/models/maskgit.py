@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least
+from lgq.checks import require_at_least, require_at_most
 
 _INITIAL_DEVIATION = 0.02
+_MOST_LAYERS = 1_000  # so that no file of settings can ask for a network without end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Transformer:
 
     def __post_init__(self) -> None:
         require_at_least(1, layers=self.layers, width=self.width, heads=self.heads, hidden=self.hidden)
+        require_at_most(_MOST_LAYERS, layers=self.layers)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be 0 or more and below 1, got {self.dropout}.")
         if self.width % self.heads:

@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from lgq.data.images import BrokenImage, decode
 from lgq.report.finished import FinishedRun
 from lgq.report.ledger import Ledger
 
@@ -131,9 +132,9 @@ def _inline(
     if not path.is_file():
         return None
     try:
-        with Image.open(path, formats=["PNG"]) as file:
-            image = _shrunk(file.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        # By way of its pixels: what else the file says would be written into the page.
+        image = _shrunk(Image.fromarray(decode(path.read_bytes(), path.name)))
+    except (OSError, BrokenImage) as error:
         ledger.leave_out(path, error)
         return None
     kind, data = _encoded(image, plot=plot)

@@ -52,7 +52,7 @@ def load(name: str) -> dict[str, Tensor]:
     try:
         return _read(path, weights)
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} cannot be read ({error}): {weights.command}.") from error
+        raise WeightsError(f"{path} cannot be read ({error!s:.300}): {weights.command}.") from error
 
 
 def is_here(weights: WeightSet) -> bool:

@@ -1,7 +1,11 @@
 """From the published files' names and layouts to those of our own modules."""
 
 import re
+import warnings
+from collections.abc import Callable
+from functools import wraps
 from io import BytesIO
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -21,7 +25,29 @@ _TOWERS = {
     "7": {"branch3x3": "tower", "branch3x3dbl": "tower_1", "branch_pool": "tower_2"},
 }
 
+Arguments = ParamSpec("Arguments")
+Conversion = Callable[Arguments, dict[str, Tensor]]
 
+
+def _refusing_damage(convert: Conversion[Arguments]) -> Conversion[Arguments]:
+    """With a `WeightsError` in the place of whatever tensors of wrong names or shapes lead to."""
+
+    @wraps(convert)
+    def refusing(*args: Arguments.args, **kwargs: Arguments.kwargs) -> dict[str, Tensor]:
+        try:
+            with warnings.catch_warnings():  # of old pickles, which torch reads all the same
+                warnings.simplefilter("ignore")
+                return convert(*args, **kwargs)
+        except WeightsError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise WeightsError(f"the file is damaged, or another network's: {reason:.300}") from error
+
+    return refusing
+
+
+@_refusing_damage
 def lpips(data: bytes, *, network: str) -> dict[str, Tensor]:
     """Convolutions of VGG16 or AlexNet and the heads of LPIPS 0.1, as the JAX port pickles them."""
     return dict(_lpips_entry(name, tensor, network) for name, tensor in numpy_pickle(data).items())
@@ -37,6 +63,7 @@ def _lpips_entry(name: str, tensor: Tensor, network: str) -> tuple[str, Tensor]:
     raise _unknown(name)
 
 
+@_refusing_damage
 def inception_features(data: bytes) -> dict[str, Tensor]:
     """The FID network without its classifier, as a TorchScript module."""
     return {_graph_name(name): tensor for name, tensor in torchscript(data).items()}
@@ -50,6 +77,7 @@ def _graph_name(name: str) -> str:
     return re.sub(r"(tower(_\d)?)_conv", r"\1.conv", name)
 
 
+@_refusing_damage
 def inception_with_classifier(data: bytes) -> dict[str, Tensor]:
     """The whole FID network, as a state_dict with the names of torchvision's Inception."""
     state: dict[str, Tensor] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
@@ -94,4 +122,6 @@ def _counted(name: str, index: int) -> str:
 
 
 def _unknown(name: str) -> WeightsError:
-    return WeightsError(f"the file holds {name}, which the network does not have: it is another network's.")
+    return WeightsError(
+        f"the file holds {name:.100}, which the network does not have: it is another network's."
+    )

@@ -19,6 +19,8 @@ from lgq.weights.errors import WeightsError
 
 Names = Mapping[tuple[str, str], Any]
 
+_LARGEST = 2**30  # bytes of an archive's members; the published one has a tenth of it
+
 
 def numpy_pickle(data: bytes) -> dict[str, Tensor]:
     """A pickled tree of dicts of float32 arrays, flat: `{"a": {"b": x}}` becomes `{"a.b": x}`."""
@@ -37,12 +39,18 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.names:
-            raise WeightsError(f"the file asks for {module}.{name}, and weights need no such thing: refused.")
+            raise WeightsError(
+                f"the file asks for {module:.60}.{name:.60}, and weights need no such thing: refused."
+            )
         return self.names[module, name]
 
 
 class _TorchScriptReader(_Reader):
     def __init__(self, archive: ZipFile):
+        if sum(member.file_size for member in archive.infolist()) > _LARGEST:
+            raise WeightsError(
+                f"the archive unpacks to over {_LARGEST:,} bytes, and weights do not: refused."
+            )
         top = [name for name in archive.namelist() if name.count("/") == 1]
         (pickled,) = [name for name in top if name.endswith("/data.pkl")]
         super().__init__(BytesIO(archive.read(pickled)), _TORCH_NAMES)
@@ -93,7 +101,7 @@ def _plain(read: Callable[[], Any]) -> dict[str, Tensor]:
     except WeightsError:
         raise
     except Exception as error:  # a damaged pickle or zip fails with nearly any exception
-        raise WeightsError(f"the file is damaged, or no file of weights: {error}") from error
+        raise WeightsError(f"the file is damaged, or no file of weights: {error!s:.300}") from error
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,151 @@
+"""What fuzzing found once, so that it stays mended."""
+
+import io
+import json
+import tarfile
+import warnings
+from contextlib import suppress
+from dataclasses import asdict
+
+import fuzz_seeds as seeds
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load, save
+
+from lgq.cli import main
+from lgq.data import BrokenImage, DataError, ShardDataset, decode
+from lgq.data.token_format import HEADER, TokenError, shard_name
+from lgq.data.tokens import TokenDataset
+from lgq.evaluation.feature_set import FeatureSet
+from lgq.evaluation.fid import StatisticsError
+from lgq.files import Fingerprint, sealed_json
+from lgq.report.ledger import read_ledger
+from lgq.report.page import report_page
+from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest
+from lgq.weights.convert import inception_with_classifier
+from lgq.weights.errors import WeightsError
+
+
+def test_pillow_warns_of_nothing():
+    notes = Image.Exif()
+    notes[0x010E] = "a note" * 20
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "JPEG", exif=notes)
+    cut = file.getvalue().replace(b"a note" * 20, b"a note")
+    large = io.BytesIO()
+    Image.new("1", (10_000, 10_000)).save(large, "PNG")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for data in (cut, large.getvalue()):
+            with suppress(BrokenImage):
+                decode(data, "a")
+    assert warned == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("GNU.sparse.size", "BINARY"), ("GNU.sparse.map", "1,a")])
+def test_numbers_in_a_shard_that_are_none_are_refused(key, value, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a.png")
+        member.pax_headers = {key: value}
+        tar.addfile(member)
+    with pytest.raises(DataError, match=r"a\.tar"):
+        ShardDataset([tmp_path / "a.tar"])
+
+
+def reseal_tokens(folder, change_header=lambda header: None, change_shard=lambda tensors: None):
+    """Exchange header and first shard for forged ones, whose hashes fit."""
+    tensors = load((folder / shard_name(0)).read_bytes())
+    change_shard(tensors)
+    data = save(tensors)
+    (folder / shard_name(0)).write_bytes(data)
+    header = json.loads((folder / HEADER).read_bytes())
+    header.pop("checksum")
+    header["shards"][0]["sha256"] = Fingerprint.of(data).sha256
+    change_header(header)
+    (folder / HEADER).write_bytes(sealed_json(header))
+
+
+FORGED = {
+    "a token beyond the codebook": lambda tensors: tensors.update(tokens=np.full((3, 2, 3), 6, np.uint8)),
+    "another grid": lambda tensors: tensors.update(tokens=np.zeros((3, 3, 3), np.uint8)),
+    "no mirrored tokens": lambda tensors: tensors.pop("flipped"),
+    "fractions": lambda tensors: tensors.update(tokens=np.zeros((3, 2, 3), np.float32)),
+    "a label that is no class": lambda tensors: tensors.update(labels=np.array([2, 0, 0])),
+    "a name that is no text": lambda tensors: tensors["names"].fill(0xFF),
+    "names that end before they begin": lambda tensors: tensors.update(name_ends=np.array([-5, 3, 2])),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_token_shard_is_refused_though_its_hash_fits(forgery, tmp_path):
+    reseal_tokens(seeds.tokens(tmp_path))
+    assert TokenDataset(tmp_path)[0].label == 0
+    reseal_tokens(tmp_path, change_shard=FORGED[forgery])
+    with pytest.raises(TokenError, match=r"is not what tokens\.json says"):
+        TokenDataset(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["shards"][0].update(file="/dev/zero"),
+        lambda header: header["shards"][0].update(images=10**12),
+        lambda header: header["encoding"].update(grid=[-1, 3]),
+        lambda header: header["encoding"].update(shard_size=0),
+        lambda header: header.update(images=0),
+    ],
+)
+def test_a_forged_token_header_is_refused_though_its_checksum_fits(change, tmp_path):
+    reseal_tokens(seeds.tokens(tmp_path), change_header=change)
+    with pytest.raises(TokenError, match="cut short or altered"):
+        TokenDataset(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["format_version", "step", "world_size", "files"])
+def test_a_manifest_without_a_field_is_refused_though_its_checksum_fits(field, tmp_path):
+    path = Checkpoints(tmp_path).save(3, seeds.state())
+    manifest = asdict(read_manifest(path))
+    del manifest[field]
+    (path / "manifest.json").write_bytes(sealed_json(manifest))
+    with pytest.raises(CheckpointError, match=r"format|manifest\.json is none"):
+        read_manifest(path)
+
+
+def test_features_without_a_part_are_refused_though_their_hash_fits(tmp_path):
+    seeds.feature_set().save(tmp_path / "a")
+    tensors = load((tmp_path / "a").read_bytes()[32:])
+    del tensors["slots"]
+    data = save(tensors)
+    (tmp_path / "a").write_bytes(bytes.fromhex(Fingerprint.of(data).sha256) + data)
+    with pytest.raises(StatisticsError, match="delete it, and it is made again"):
+        FeatureSet.load(tmp_path / "a")
+
+
+def test_a_picture_with_odd_transparency_does_not_stop_the_report(tmp_path):
+    results, file = seeds.results(tmp_path), io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG", transparency=(1, 2, 3))
+    results.write_pictures(seeds.RUN_ID, {"usage": file.getvalue(), "samples": b"none"})
+    assert report_page(read_ledger(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"fc.weight": torch.ones(2), "Mixed_9z.x.bn.bias": torch.ones(2)}, [1]]
+)
+def test_a_state_of_another_network_is_refused(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    for data in (file.getvalue(), file.getvalue()[:-30]):
+        with pytest.raises(WeightsError, match="damaged, or another network's"):
+            inception_with_classifier(data)
+
+
+@pytest.mark.parametrize("word", ["[" * 5_000])
+def test_a_word_of_thousands_of_characters_is_a_mistake_like_any_other(word, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["sample", "run", "--classes", word])
+    assert end.value.code == 2
+    with pytest.raises(SystemExit) as end:
+        main(["train", "pocket-lgq", "--data", "x", "--out", "y", "--quantizer-options", f"a={word}"])
+    assert end.value.code == 2
