@@ -2,7 +2,7 @@
 
     python scripts/fuzz.py                                          # 100,000 cases and more
     python scripts/fuzz.py --only "tar shard" --cases 500 --seed 7
-    python scripts/fuzz.py --replay "tar shard" /tmp/lgq-fuzz/tar-shard-0-17.bin
+    python scripts/fuzz.py --replay "tar shard" tar-shard-0-17.bin
 
 Parsers run in child processes of bounded memory: a crash, a hang and an exhausted memory are seen like a
 wrong exception. Every outcome must be documented: the file is read, and what was read is sound; or it is

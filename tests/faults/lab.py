@@ -112,7 +112,7 @@ class Lab:
             with self.place() as out:
                 done = self.train_two(run, out) if ranks == 2 else self.train(run, out, **rest)
                 assert done.code == 0, done.error
-                return _left(out, ranks)
+                return left(out, ranks)
 
         return self.kept((run, ranks, *sorted(rest.items())), make)
 
@@ -151,7 +151,7 @@ class Lab:
 
     def require_left(self, run: TokenizerRun, out: Path, *, ranks: int = 1, **rest: Any) -> None:
         """Refuse a run that left anything else than one that no fault met."""
-        assert_identical(_left(out, ranks), self.undisturbed(run, ranks=ranks, **rest))
+        assert_identical(left(out, ranks), self.undisturbed(run, ranks=ranks, **rest))
 
 
 def require_documented(found: Ending, codes: tuple[int, ...]) -> None:
@@ -174,7 +174,8 @@ def open_lab() -> Iterator[Lab]:
         yield Lab(Path(folder))
 
 
-def _left(out: Path, ranks: int) -> Any:
+def left(out: Path, ranks: int) -> Any:
+    """What a run left, with the states of all its processes."""
     return [left_by(out), *(last_state(out, rank) for rank in range(1, ranks))]
 
 
