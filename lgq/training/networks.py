@@ -42,7 +42,7 @@ def require_possible(run: TokenizerRun) -> None:
 def _require_room(run: TokenizerRun) -> None:
     """By weights, gradients and AdamW's two means alone: what is larger cannot even begin."""
     try:
-        with torch.random.fork_rng(), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
             needed = 4 * 4 * sum(_tokenizer(run).parameter_counts().values())
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
         raise RunError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
