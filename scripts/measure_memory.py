@@ -4,8 +4,9 @@
 
 Makes photographs in shards, in a temporary directory, and reads them through the loaders that training
 uses: local shards without and with workers, and a stream of the same shards. Each way has a process of its
-own, whose memory counts with that of its workers (proportional set size: pages that processes share count
-once). The ratio is that of the last epoch to the first; above 1.05 the exit code is 1.
+own, whose resident memory counts with that of its workers: pages that they share count once, and pages of
+libraries do not, for other programs decide whose share these are. The ratio is that of the last epoch to the
+first; above 1.05 the exit code is 1.
 """
 
 import argparse
@@ -114,7 +115,8 @@ def megabytes_of(process: int) -> float:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):  # a command that has just ended
         return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
+    counted = [line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+    return sum(map(int, counted)) / 1024
 
 
 def show(measured: dict[str, list[float]], title: str) -> None:

@@ -5,9 +5,12 @@ regard to where an epoch ends. So every batch is full, and nothing is lost or se
 in the stream counts images over all ranks: it outlives a change of workers, ranks or batch size.
 """
 
+import ctypes
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, NamedTuple
@@ -23,6 +26,7 @@ from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, rand
 
 _REPLACEMENT_KEY = 3  # every use of `random_bits` has its own first part
 _BATCHES_AHEAD = 4
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**17  # of malloc.h, and its value at the start
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +225,7 @@ def in_processes(
         num_workers=settings.workers,
         prefetch_factor=_BATCHES_AHEAD if settings.workers else None,
         collate_fn=_as_it_is,
-        worker_init_fn=_leave_interrupts_to_the_trainer,
+        worker_init_fn=_begin_worker,
         pin_memory=settings.pin_memory,
         # Its own generator: otherwise a restart would draw from the one that the model uses.
         generator=torch.Generator(),
@@ -241,6 +245,15 @@ def _as_it_is(loaded: Any) -> Any:
     return loaded
 
 
-def _leave_interrupts_to_the_trainer(_worker: int) -> None:
+def _begin_worker(_worker: int) -> None:
     # Ctrl-C reaches every process of a terminal, and a trainer without workers cannot finish its step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The garbage collector writes to all objects that it looks at, and written pages are shared no more.
+    gc.freeze()
+    _give_large_blocks_back()
+
+
+def _give_large_blocks_back() -> None:
+    """Keep glibc from raising the size of what it returns at once: heaps would grow for a while."""
+    with suppress(AttributeError, OSError, TypeError):  # another C library has no such thing
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
