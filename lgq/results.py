@@ -9,14 +9,13 @@ with, readers know a line that is torn or was changed, and leave it out with a w
 """
 
 import errno
-import json
 import logging
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-from lgq.files import make_directory, sealed_json, sync_directory, unsealed_json
+from lgq.files import json_of_any_age, make_directory, sealed_json, sync_directory
 
 RESULTS = "results.jsonl"
 
@@ -59,10 +58,7 @@ def read_results(file: str | Path) -> list[dict[str, Any]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
-        # Earlier versions wrote none.
-        if isinstance(record, dict) and "checksum" in record:
-            record = unsealed_json(line + b"\n", indent=None)
+        record = json_of_any_age(line + b"\n", indent=None)
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -11,13 +11,12 @@ Plans and records carry a checksum, by which a changed one is refused.
 Several processes and machines may share it: a run has one id, whichever experiments ask for it.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lgq.config import ConfigError, from_json, to_json
-from lgq.files import make_directory, replace_file, sealed_json, unsealed_json
+from lgq.files import json_of_any_age, make_directory, replace_file, sealed_json
 from lgq.results import strict
 
 ORIGINALS = "originals.png"
@@ -153,11 +152,7 @@ def _plan(file: Path) -> Plan:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        data = file.read_bytes()
-        value = json.loads(data)
-        # Earlier versions wrote none.
-        if isinstance(value, dict) and "checksum" in value:
-            value = unsealed_json(data)
+        value = json_of_any_age(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RowsError(f"cannot read {file} ({error}): remove it, and run its experiment again.") from error
     if not isinstance(value, dict):

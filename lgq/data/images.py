@@ -121,9 +121,10 @@ def _open(data: bytes, name: str) -> Image.Image:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ...
+    # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ... It warns too
+    # of damaged notes about the camera, and of sizes, for which we have our own limit.
     try:
-        with _without_warnings():
+        with warnings.catch_warnings(action="ignore"):
             yield
     except BrokenImage:
         raise
@@ -131,14 +132,6 @@ def _naming(name: str) -> Iterator[None]:
         raise BrokenImage(name, f"not a readable image; known are {', '.join(FORMATS)}") from error
     except Exception as error:
         raise BrokenImage(name, str(error) or type(error).__name__) from error
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Of damaged notes about the camera, and of sizes, for which we have our own limit."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def require_readable_size(size: int, name: str) -> None:
@@ -151,7 +144,7 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":  # Pillow turns these itself, and reports the upright size
         return 1
     try:
-        with _without_warnings():
+        with warnings.catch_warnings(action="ignore"):
             return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged note about the camera leaves the pixels as good as they were
         return 1

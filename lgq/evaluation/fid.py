@@ -13,8 +13,6 @@ import hashlib
 import math
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -91,14 +89,6 @@ def _checked(mean: Vector, covariance: Matrix) -> tuple[Float64[Tensor, " d"], F
     return m, s
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Of headers that NumPy finds strange; what they say is checked afterwards."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _require_small(archive: zipfile.ZipFile) -> None:
     """Before anything is unpacked: a file of zeros packs to a thousandth of its size."""
     size = sum(member.file_size for member in archive.infolist())
@@ -141,7 +131,12 @@ class Gaussian:
     def load(cls, path: str | Path) -> "Gaussian":
         """From an .npz file with `mu` and `sigma`, of this or another program."""
         try:
-            with _without_warnings(), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            # NumPy warns of headers that it finds strange; what they say is checked below.
+            with (
+                warnings.catch_warnings(action="ignore"),
+                open(path, "rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 _require_small(arrays.zip)
                 mean, covariance = _checked(arrays["mu"], arrays["sigma"])
                 return cls(mean, covariance, int(arrays["count"]) if "count" in arrays else None)

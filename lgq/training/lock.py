@@ -69,13 +69,8 @@ def _holder(descriptor: int) -> str:
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ):  # it has just come, and not said its name yet
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # It has just come, and not said its name yet.
         return "another process"
 
 
