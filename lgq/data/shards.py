@@ -2,7 +2,8 @@
 
 The members' offsets are read once, at opening; an image is then one `pread`. Nothing is extracted,
 so links and members with absolute or `..` paths cannot reach outside of the shard. A `classes.json`
-beside the shards, as `lgq shard` writes it, holds the names of the classes: a list, label i is item i.
+beside the shards holds the names of the classes: a list, label i is item i. An item is a name, as
+`lgq shard` writes it, or an object with a `name` and whatever else a publisher knows of the class.
 n = members of a shard.
 """
 
@@ -15,7 +16,7 @@ from glob import glob, has_magic
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -186,13 +187,26 @@ def _class_names(folder: Path, numbers: int) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(numbers)))
     try:
-        names = json.loads(path.read_bytes())
+        entries = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path} ({error}): mend it, or remove it.") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{path} must be a list of names, one a class: mend it, or remove it.")
+    names = _names_in(entries)
+    if names is None:
+        rule = 'a list of names, or of objects {"name": ...} with a "class", if any, that counts from 0'
+        raise DataError(f"{path} must be {rule}: mend it, or remove it.")
     if len(names) < numbers:
         raise DataError(
             f"{path} names {len(names)} classes, but a label is {numbers - 1}: mend or remove it."
         )
-    return tuple(names)
+    return names
+
+
+def _names_in(entries: object) -> tuple[str, ...] | None:
+    """None where an item has no name, or is of another class than its place says."""
+    if not isinstance(entries, list):
+        return None
+    names: list[Any] = [
+        entry.get("name") if isinstance(entry, dict) and entry.get("class", label) == label else entry
+        for label, entry in enumerate(entries)
+    ]
+    return tuple(names) if all(isinstance(name, str) for name in names) else None

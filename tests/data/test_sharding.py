@@ -283,6 +283,8 @@ def test_settings_that_make_no_shard_are_refused(photos, tmp_path):
         ('["cat"]', "names 1 classes, but a label is 4"),
         ('{"0": "cat"}', "must be a list of names"),
         ("[1, 2, 3, 4, 5]", "must be a list of names"),
+        ('[{"wnid": "n02121808"}]', "must be a list of names"),
+        ('[{"class": 1, "name": "dog"}, {"class": 0, "name": "cat"}]', "that counts from 0"),
         ("[", "cannot read"),
     ],
 )
@@ -297,6 +299,12 @@ def test_classes_without_images_in_these_shards_keep_their_names(tmp_path):
     path = write_shard(tmp_path / "a.tar", 0, 2)
     (tmp_path / "classes.json").write_text('["cat", "dog", "owl"]')
     assert ShardDataset([path]).classes == ("cat", "dog", "owl")
+
+
+def test_classes_may_be_told_with_more_than_their_names(tmp_path):
+    path = write_shard(tmp_path / "a.tar", 0, 2)
+    (tmp_path / "classes.json").write_text('[{"class": 0, "wnid": "n02121808", "name": "cat"}, {"name": ""}]')
+    assert ShardDataset([path]).classes == ("cat", "")
 
 
 def test_a_large_jpeg_that_ends_early_is_found_though_it_is_decoded_small(tmp_path):
