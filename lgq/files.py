@@ -67,13 +67,6 @@ def unsealed_json(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
     raise DamagedFileError("has other bytes than were written")
 
 
-def json_of_any_age(data: bytes, *, indent: int | None = 2) -> Any:
-    """JSON that must be whole if it is sealed; earlier versions sealed none."""
-    content = json.loads(data)
-    is_sealed = isinstance(content, dict) and "checksum" in content
-    return unsealed_json(data, indent=indent) if is_sealed else content
-
-
 def write_new_file(path: Path, data: bytes) -> None:
     """Create a file and wait until the disk has it; its name is durable after `sync_directory`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lgq.files import json_of_any_age, make_directory, sealed_json, sync_directory
+from lgq.files import DamagedFileError, make_directory, sealed_json, sync_directory, unsealed_json
 
 RESULTS = "results.jsonl"
 
@@ -58,10 +58,9 @@ def read_results(file: str | Path) -> list[dict[str, Any]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json_of_any_age(line + b"\n", indent=None)
-    except (ValueError, RecursionError):
+        return unsealed_json(line + b"\n", indent=None)
+    except DamagedFileError:
         return None
-    return record if isinstance(record, dict) else None
 
 
 def _write(descriptor: int, line: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lgq.config import ConfigError, from_json, to_json
-from lgq.files import json_of_any_age, make_directory, replace_file, sealed_json
+from lgq.files import DamagedFileError, make_directory, replace_file, sealed_json, unsealed_json
 from lgq.results import strict
 
 ORIGINALS = "originals.png"
@@ -152,9 +152,8 @@ def _plan(file: Path) -> Plan:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        value = json_of_any_age(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RowsError(f"cannot read {file} ({error}): remove it, and run its experiment again.") from error
-    if not isinstance(value, dict):
-        raise RowsError(f"{file} holds no record: remove it, and run its experiment again.")
-    return value
+        return unsealed_json(file.read_bytes())
+    except OSError as error:
+        raise RowsError(f"cannot read {file} ({error}): check the path.") from error
+    except DamagedFileError as error:
+        raise RowsError(f"{file} {error}: remove it, and run its experiment again.") from error

@@ -37,7 +37,8 @@ def test_a_torn_line_is_left_out_and_the_next_record_is_whole(tmp_path, kept):
 
 def test_lines_that_are_no_records_are_left_out(tmp_path):
     file = tmp_path / "results.jsonl"
-    file.write_bytes(b'[1]\n\n3\n\xff\xfe\n{"a": 1}\n' + b"[" * 100_000 + b"\n")
+    file.write_bytes(b'[1]\n\n3\n\xff\xfe\n{"without a checksum": 1}\n' + b"[" * 100_000 + b"\n")
+    append_result(file, {"a": 1})
     assert read_results(file) == [{"a": 1}]
 
 

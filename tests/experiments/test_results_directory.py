@@ -67,14 +67,13 @@ def test_a_damaged_record_is_named(content, tmp_path):
         results.record("a-0")
 
 
-def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_earlier_versions(tmp_path):
+@pytest.mark.parametrize("change", [lambda text: text.replace("21.5", "29.5"), lambda text: '{"psnr": 21.5}'])
+def test_a_changed_record_and_one_without_a_checksum_are_refused(change, tmp_path):
     results, file = Results(tmp_path), tmp_path / "rows" / "a-0.json"
     results.write_record("a-0", {"psnr": 21.5})
-    file.write_text(file.read_text().replace("21.5", "29.5"))
-    with pytest.raises(RowsError, match=r"a-0.json \(has other bytes than were written\): remove it"):
+    file.write_text(change(file.read_text()))
+    with pytest.raises(RowsError, match=r"a-0.json has other bytes than were written: remove it"):
         results.record("a-0")
-    file.write_text('{"psnr": 21.5}')
-    assert results.record("a-0") == {"psnr": 21.5}
 
 
 def test_a_plan_of_another_version_is_named(tmp_path):
