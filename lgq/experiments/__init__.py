@@ -1,4 +1,4 @@
-"""Every table of the LGQ paper (Altun et al. 2026) as a list of runs, and two tables of our own."""
+"""Every table of the LGQ paper (Altun et al. 2026) as a list of runs, and three tables of our own."""
 
 import difflib
 
@@ -9,6 +9,7 @@ from lgq.experiments import (
     cost,
     generation,
     geometry,
+    learning_rate,
     logits,
     regularizers,
     scaling,
@@ -22,7 +23,7 @@ __all__ = ["EXPERIMENTS", "SCALES", "Experiment", "Scale", "named_experiment"]
 
 _ALL = (
     comparison, codebook_size, logits, geometry, generation, regularizers, temperature, cost, scaling, seeds,
-    beyond,
+    learning_rate, beyond,
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _ALL}
 """By name, in the paper's order."""

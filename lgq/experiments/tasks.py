@@ -26,6 +26,8 @@ class TokenizerTask:
     run: TokenizerRun
     images: int | None = None
     """Training images, a random subset that is the same for all; None takes every one."""
+    judged: bool = True
+    """Whether networks judge the best weights (rFID, LPIPS); without, pixels and codes alone are measured."""
 
     @property
     def seed(self) -> int:
@@ -49,7 +51,8 @@ class TokenizerTask:
     def settings(self) -> dict[str, Any]:
         """Resolved, so that an option given at its default makes no other run."""
         options = self.planned_tokenizer().settings["quantizer_options"]
-        return _decisive(to_json(self.run)) | {"quantizer_options": options, "images": self.images}
+        decisive = _decisive(to_json(self.run)) | {"quantizer_options": options}
+        return decisive | {"images": self.images, "judged": self.judged}
 
     def parameters(self) -> dict[str, int]:
         return self.planned_tokenizer().parameter_counts()

@@ -5,6 +5,7 @@ from typing import Any
 
 from lgq.data.subset import random_subset
 from lgq.distributed import rank
+from lgq.evaluation.judges import NEED_INCEPTION, NEED_LPIPS, Judges
 from lgq.evaluation.study import study_codebook
 from lgq.evaluation.tokenizer import evaluate_tokenizer
 from lgq.experiments.tasks import TokenizerTask
@@ -17,6 +18,10 @@ from lgq.training.tokenizer import train_tokenizer
 from lgq.training.trained import trained_settings, trained_tokenizer
 
 _log = logging.getLogger(__name__)
+
+_NO_JUDGES = Judges(
+    absent=dict.fromkeys((*NEED_LPIPS, *NEED_INCEPTION), "this row is judged without networks")
+)
 
 
 def tokenizer_record(work: Workplace, task: TokenizerTask, id: str) -> dict[str, Any]:
@@ -35,7 +40,7 @@ def tokenizer_record(work: Workplace, task: TokenizerTask, id: str) -> dict[str,
         work.origin(task, id)
         | training_part(work, id, outcome)
         | {"parameters": tokenizer.parameter_counts(), "fingerprint": tokenizer.fingerprint()}
-        | _evaluated(work, tokenizer, task.run.image_size, id)
+        | _evaluated(work, tokenizer, task, id)
     )
 
 
@@ -52,10 +57,11 @@ def training_part(work: Workplace, id: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _evaluated(work: Workplace, tokenizer: Tokenizer, image_size: int, id: str) -> dict[str, Any]:
+def _evaluated(work: Workplace, tokenizer: Tokenizer, task: TokenizerTask, id: str) -> dict[str, Any]:
+    image_size, judges = task.run.image_size, work.judges if task.judged else _NO_JUDGES
     _log.info("evaluating %s on %s images", id, f"{len(work.evaluated):,}")
     evaluation = evaluate_tokenizer(
-        tokenizer, work.evaluated, work.judges, image_size=image_size, on_progress=work.go_on
+        tokenizer, work.evaluated, judges, image_size=image_size, on_progress=work.go_on
     )
     study = study_codebook(tokenizer, work.studied, image_size=image_size, on_progress=work.go_on)
     if rank() == 0:

@@ -41,7 +41,10 @@ def test_every_experiment_runs_from_end_to_end(name, images, shared_out):
         assert record["metrics"]
         if row.kind == "tokenizer":
             assert (record["steps"], record["images"], record["image_size"]) == (4, 8, 16)
-            assert {"psnr", "rfid", "utilization"} <= record["metrics"].keys()
+            assert {"psnr", "utilization"} <= record["metrics"].keys()
+            assert (
+                ("rfid" in record["metrics"]) == (name != "learning-rate") == ("rfid" not in record["absent"])
+            )
             assert "mutual_information" in record["geometry"]
             assert "lpips" in record["absent"]
             assert (results.pictures(row.id) / "reconstructions.png").is_file()

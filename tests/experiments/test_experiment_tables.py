@@ -39,10 +39,11 @@ def without_quantizer(run):
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
         "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers", "temperature",
-        "cost", "scaling", "seeds", "beyond",
+        "cost", "scaling", "seeds", "learning-rate", "beyond",
     ]  # fmt: skip
     assert all(each.title and each.about.endswith(".") for each in EXPERIMENTS.values())
-    assert {name for name, each in EXPERIMENTS.items() if not each.paper} == {"seeds", "beyond"}
+    ours = {name for name, each in EXPERIMENTS.items() if not each.paper}
+    assert ours == {"seeds", "learning-rate", "beyond"}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -50,6 +51,8 @@ def test_all_tables_are_there():
 def test_rows_of_a_table_differ_in_the_quantizer_alone(name, scale):
     runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
             for task in tasks(name, SCALES[scale]()) if not isinstance(task, CostTask)]  # fmt: skip
+    if name == "learning-rate":
+        runs = [replace(run, learning_rate=runs[0].learning_rate) for run in runs]
     assert all(without_quantizer(run) == without_quantizer(runs[0]) for run in runs)
     generators = [task.run for task in tasks(name, SCALES[scale]()) if isinstance(task, GeneratorTask)]
     assert all(run == generators[0] for run in generators)
@@ -121,6 +124,14 @@ def test_the_sweep_is_of_every_quantizer_over_the_papers_sizes():
     pairs = {(task.run.quantizer, task.run.codebook_size) for task in tasks("codebook-size")}
     sizes = (4_096, 8_192, 16_384, 32_768, 65_536)
     assert pairs == {(name, size) for name in QUANTIZERS for size in sizes}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_quantizer_is_searched_with_every_rate_and_the_scales_own_is_among_them(scale):
+    scale = SCALES[scale]()
+    pairs = [(task.run.learning_rate, task.run.quantizer) for task in tasks("learning-rate", scale)]
+    assert sorted(pairs) == sorted((rate, name) for rate in scale.rates for name in QUANTIZERS)
+    assert scale.tokenizer.learning_rate in scale.rates
 
 
 def test_the_ablations_are_the_papers():
@@ -221,9 +232,9 @@ def test_the_fingerprint_of_images_does_not_depend_on_their_place(images, tmp_pa
 
 
 def test_lengths_and_precision_are_adjusted_for_all_rows_alike():
-    scale = SCALES["pocket"]().adjusted(steps=1_000, generator_steps=300, precision="bf16")
-    for run in (scale.tokenizer, scale.ablation.run):
-        assert (run.loop.steps, run.loop.validate_every, run.schedule.warmup_steps) == (1_000, 100, 100)
+    scale = SCALES["pocket"]().adjusted(steps=400, generator_steps=300, precision="bf16")
+    for run in (scale.tokenizer, scale.ablation.run, scale.search.run):
+        assert (run.loop.steps, run.loop.validate_every, run.schedule.warmup_steps) == (400, 40, 40)
         assert run.precision == "bf16"
     assert (scale.generator.loop.steps, scale.generator.precision) == (300, "bf16")
 
