@@ -59,6 +59,8 @@ class Plan:
     validation_data: str
     images: str
     """Fingerprint of both."""
+    shown: str
+    """Images to look at, as the user named them."""
     protocol: dict[str, Any]
     """What all rows have in common beyond the scale, such as `steps`."""
     rows: tuple[PlannedRow, ...]

@@ -75,6 +75,7 @@ def plan_of(experiment: str, rows: Iterable[FakeRow]) -> Plan:
         scale="imagenet256",
         data="photos",
         validation_data="photos",
+        shown="photos",
         images="0",
         protocol={},
         rows=tuple(planned),

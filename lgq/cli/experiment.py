@@ -41,6 +41,9 @@ class Experiment:
     """Images to train on: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
     val_data: str | None = None
     """Images to validate and evaluate on; without, those of the training."""
+    show: str | None = None
+    """Images to look at, eight of which every row shows; by default those to validate on. Others, such as
+    `sample:whole`, are for data that may not be published."""
     out: Path
     """The results directory, which several machines may share."""
     seeds: int | None = None
@@ -86,7 +89,14 @@ class Experiment:
         if self.val_data is None:
             say("no validation data: validating and evaluating on the training images.")
         validation = data if self.val_data is None else open_dataset(self.val_data)
-        return Sources(data=data, validation=validation, named=(self.data, self.val_data or self.data))
+        named = (self.data, self.val_data or self.data)
+        return Sources(
+            data=data,
+            validation=validation,
+            named=named,
+            shown=validation if self.show is None else open_dataset(self.show),
+            shown_as=self.show or named[1],
+        )
 
     def _show_plan(self, asked: Asked, scale: Scale, sources: Sources, shard: tuple[int, int]) -> int:
         rows = seeded_rows(asked, scale, sources.fingerprint(), self.seeds)

@@ -40,7 +40,8 @@ def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDatas
 
     `pipe:cat train-{000..005}.tar` is a stream, one command a shard; none is started yet. It can be
     trained on, and has no length. `sample` is short for `sample:train`; the other split is
-    `sample:held-out`. A folder of that name is `./sample`. What cannot be opened is a `DataError`.
+    `sample:held-out`, and `sample:whole` has one square of each photograph, to look at. A folder of that
+    name is `./sample`. What cannot be opened is a `DataError`.
     """
     if str(spec).startswith(PREFIX):
         return PipeDataset.from_spec(str(spec))

@@ -2,9 +2,11 @@
 
 Nine photographs are few, so an item is a square tile of one: the largest square that fits, squares of
 half and of a quarter of its side, each overlapping its neighbours by half. A photograph is on one
-side of the split with all of its tiles, and so are the two views of the motorcycle.
+side of the split with all of its tiles, and so are the two views of the motorcycle. `whole` has one item
+for each subject, to look at: the square in the middle.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
@@ -54,13 +56,15 @@ class Tile(NamedTuple):
 
 
 class SampleDataset:
-    """Tiles of the embedded photographs of one side of the split; what is on the photograph is the class."""
+    """Tiles of the embedded photographs of a split; what is on the photograph is the class."""
 
     def __init__(self, split: str = "train"):
-        if split not in PHOTOGRAPHS:
-            raise DataError(f"there is sample:train and sample:held-out, and no sample:{split}.")
+        if split not in (*PHOTOGRAPHS, "whole"):
+            raise DataError(
+                f"there is sample:train, sample:held-out and sample:whole, and no sample:{split}."
+            )
         self.split = split
-        self.tiles = tuple(tile for photograph in PHOTOGRAPHS[split] for tile in _tiles(photograph))
+        self.tiles = _subjects() if split == "whole" else _all_tiles(PHOTOGRAPHS[split])
         self.classes = tuple(dict.fromkeys(tile.subject for tile in self.tiles))
 
     def __repr__(self) -> str:
@@ -72,6 +76,21 @@ class SampleDataset:
     def __getitem__(self, index: int) -> EncodedImage:
         tile = self.tiles[index]
         return EncodedImage(_encode(tile), self.classes.index(tile.subject), tile.name)
+
+
+def _all_tiles(photographs: Iterable[str]) -> tuple[Tile, ...]:
+    return tuple(tile for photograph in photographs for tile in _tiles(photograph))
+
+
+def _subjects() -> tuple[Tile, ...]:
+    squares = [_middle(photograph) for photographs in PHOTOGRAPHS.values() for photograph in photographs]
+    return tuple({square.subject: square for square in squares}.values())
+
+
+def _middle(photograph: str) -> Tile:
+    width, height = _stored(photograph).size
+    side = min(width, height)
+    return Tile(photograph, (width - side) // 2, (height - side) // 2, side)
 
 
 def _tiles(photograph: str) -> list[Tile]:

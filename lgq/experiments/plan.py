@@ -61,6 +61,10 @@ class Sources:
     validation: ImageDataset
     named: tuple[str, str]
     """As the user names both."""
+    shown: ImageDataset
+    """Images to look at."""
+    shown_as: str
+    """As the user names them."""
 
     def fingerprint(self) -> str:
         return _fingerprint(self.data) + _fingerprint(self.validation)
@@ -115,6 +119,7 @@ def plan_of(experiment: Experiment, scale: Scale, sources: Sources, rows: Sequen
         data=sources.named[0],
         validation_data=sources.named[1],
         images=sources.fingerprint(),
+        shown=sources.shown_as,
         protocol={
             "steps": tokenizer.loop.steps,
             "ablation_steps": scale.ablation.steps,

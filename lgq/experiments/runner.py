@@ -124,6 +124,7 @@ def _require_alike(results: Results, plan: Plan, earlier: Plan) -> None:
     pairs: dict[str, tuple[Any, Any]] = {
         "scale": (earlier.scale, plan.scale),
         "images": (earlier.images, plan.images),
+        "shown": (earlier.shown, plan.shown),
     }
     if earlier.experiment == plan.experiment:
         names = sorted(plan.protocol.keys() | earlier.protocol.keys())

@@ -90,7 +90,7 @@ class Workplace:
     def shown(self) -> Float[Tensor, "b 3 s s"]:
         """Images to look at, the same for all rows."""
         loading = Loading(image_size=self.scale.tokenizer.image_size, batch_size=_SHOWN)
-        return next(ImageLoader(random_subset(self.evaluated, _SHOWN), loading).one_pass()).images
+        return next(ImageLoader(self.sources.shown, loading).one_pass(_SHOWN)).images
 
     def origin(self, task: Task, id: str) -> dict[str, Any]:
         """Where a record comes from."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lgq.data.images import DataError, decode
-from lgq.data.sample import PHOTOGRAPHS, TILE_SIDE, SampleDataset
+from lgq.data.sample import PHOTOGRAPHS, TILE_SIDE, SampleDataset, Tile
 
 
 @pytest.mark.parametrize("split", PHOTOGRAPHS)
@@ -42,6 +42,16 @@ def test_there_are_enough_tiles_for_a_demo_and_names_tell_them_apart():
     assert len(set(names)) == len(names)
 
 
+def test_whole_is_the_middle_of_one_photograph_of_each_subject():
+    whole, classes = (
+        SampleDataset("whole"),
+        SampleDataset("train").classes + SampleDataset("held-out").classes,
+    )
+    assert whole.classes == classes
+    assert [whole[i].label for i in range(len(whole))] == list(range(8))
+    assert Tile("chelsea.png", 75, 0, 300) in whole.tiles
+
+
 def test_tiles_cover_each_photograph_to_its_edges():
     tiles = [tile for tile in SampleDataset("held-out").tiles if tile.photograph == "chelsea.png"]
     for side in {tile.side for tile in tiles}:
@@ -65,7 +75,7 @@ def test_classes_are_what_is_on_the_photographs():
 
 
 def test_an_unknown_split_names_those_that_exist():
-    with pytest.raises(DataError, match="sample:train and sample:held-out"):
+    with pytest.raises(DataError, match="sample:train, sample:held-out and sample:whole"):
         SampleDataset("validation")
 
 

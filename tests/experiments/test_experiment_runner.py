@@ -1,6 +1,5 @@
 """The runner: every experiment from end to end, and what stays true when it is stopped, shared or killed."""
 
-import json
 import os
 import signal
 from dataclasses import replace
@@ -9,11 +8,13 @@ import pytest
 import torch
 from tiny_experiments import CREW, cheap_judges, experiment, finished, sources_of
 
+from lgq.data import ImageLoader, Loading, SampleDataset
 from lgq.data.tokens import TokenDataset
 from lgq.evaluation.features import FeatureSample
 from lgq.experiments import EXPERIMENTS, SCALES
 from lgq.experiments.plan import Experiment, Row, seeded_rows
 from lgq.experiments.runner import run_experiment
+from lgq.experiments.workplace import strip_png
 from lgq.rows import Results, RowsError
 from lgq.training.lock import run_lock
 from lgq.training.signals import INTERRUPTED
@@ -82,12 +83,23 @@ def test_all_rows_show_the_same_images_and_classes(images, shared_out):
     assert results.originals.is_file()
 
 
+def test_rows_show_the_images_that_were_named(images, out):
+    shown = SampleDataset("whole")
+    with cheap_judges():
+        run_experiment(
+            EXPERIMENTS["comparison"], SMOKE, replace(sources_of(images), shown=shown), out, crew=CREW,
+            only=["FSQ"],
+        )  # fmt: skip
+    expected = next(ImageLoader(shown, Loading(image_size=16, batch_size=8)).one_pass()).images
+    assert Results(out).originals.read_bytes() == strip_png(expected)
+
+
 def test_what_is_finished_is_not_looked_at_again(images, out):
     experiment("logits", images, out, only=["l2"])
-    row = next((out / "rows").iterdir())
-    row.write_text(json.dumps({"id": row.stem, "metrics": {}, "untouched": True}))
+    id = next((out / "rows").iterdir()).stem
+    Results(out).write_record(id, {"id": id, "metrics": {}, "untouched": True})
     assert experiment("logits", images, out, only=["l2"]).made == 0
-    assert json.loads(row.read_text())["untouched"]
+    assert Results(out).record(id)["untouched"]
 
 
 def test_more_seeds_are_more_rows_of_the_same_table(images, out):
@@ -170,6 +182,12 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
         ("steps of logits was 4, now 6", "logits", longer, sources),
         ("scale of logits was smoke, now pocket", "cost", SCALES["pocket"](), sources),
         ("images of logits", "cost", SMOKE, replace(sources, validation=sources.data)),
+        (
+            "shown of logits was val, now sample:whole",
+            "cost",
+            SMOKE,
+            replace(sources, shown_as="sample:whole"),
+        ),
     ):
         with cheap_judges(), pytest.raises(RowsError, match=words):
             run_experiment(EXPERIMENTS[name], scale, given, out, crew=CREW)

@@ -21,6 +21,7 @@ PLAN = Plan(
     data="sample",
     validation_data="sample:held-out",
     images="0123",
+    shown="sample:whole",
     protocol={"steps": 4, "measuring": {"images": 8}},
     rows=(planned("a"), planned("b")),
 )

@@ -56,7 +56,7 @@ def paint(folder: Path) -> Path:
 
 def sources_of(images: Path) -> Sources:
     data, validation = FolderDataset(images / "train"), FolderDataset(images / "val")
-    return Sources(data=data, validation=validation, named=("train", "val"))
+    return Sources(data=data, validation=validation, named=("train", "val"), shown=validation, shown_as="val")
 
 
 @contextmanager
