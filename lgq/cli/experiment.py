@@ -34,7 +34,7 @@ class Experiment:
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """comparison, codebook-size, logits, geometry, generation, regularizers, temperature, cost, scaling,
-    seeds, learning-rate or beyond."""
+    seeds, search or beyond."""
     scale: Literal["smoke", "pocket", "imagenet256"]
     """The paper's (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
     data: str

@@ -9,10 +9,10 @@ from lgq.experiments import (
     cost,
     generation,
     geometry,
-    learning_rate,
     logits,
     regularizers,
     scaling,
+    search,
     seeds,
     temperature,
 )
@@ -23,7 +23,7 @@ __all__ = ["EXPERIMENTS", "SCALES", "Experiment", "Scale", "named_experiment"]
 
 _ALL = (
     comparison, codebook_size, logits, geometry, generation, regularizers, temperature, cost, scaling, seeds,
-    learning_rate, beyond,
+    search, beyond,
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in _ALL}
 """By name, in the paper's order."""

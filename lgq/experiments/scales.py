@@ -45,9 +45,11 @@ class Scale:
     ablation: TokenizerTask
     """The base of the ablations, for which the paper has a smaller budget."""
     search: TokenizerTask
-    """The base of the search for a learning rate: a small part of the steps."""
-    rates: tuple[float, ...]
+    """The base of the search for settings: a small part of the steps."""
+    searched_rates: tuple[float, ...]
     """Learning rates of that search."""
+    searched_l1: tuple[float, ...]
+    """Weights of l1 in the objective, likewise."""
     generator: GeneratorRun
     sizes: tuple[int, ...]
     """Codebook sizes of the sweep."""
@@ -68,9 +70,10 @@ class Scale:
         """The base of the ablations with these options of LGQ."""
         return replace(self.ablation, run=_with(self.ablation.run, "lgq", None, 1, options))
 
-    def searched(self, quantizer: str, rate: float) -> TokenizerTask:
-        """The base of the search with this quantizer and learning rate."""
-        run = replace(self.search.run, learning_rate=rate)
+    def searched(self, quantizer: str, *, rate: float, l1: float) -> TokenizerTask:
+        """The base of the search with this quantizer and these settings."""
+        run = self.search.run
+        run = replace(run, learning_rate=rate, loss=replace(run.loss, l1=l1))
         return replace(self.search, run=_with(run, quantizer, None, 1, {}))
 
     def generated(self, quantizer: str) -> GeneratorTask:
@@ -125,7 +128,8 @@ def smoke() -> Scale:
         tokenizer=tokenizer,
         ablation=TokenizerTask(run=tokenizer),
         search=TokenizerTask(run=tokenizer, judged=False),
-        rates=(1e-3, 3e-4),
+        searched_rates=(1e-3,),
+        searched_l1=(1.0, 10.0),
         generator=generator,
         sizes=(32, 64),
         matched_sizes=(32, 64),
@@ -149,7 +153,8 @@ def pocket() -> Scale:
         tokenizer=tokenizer,
         ablation=TokenizerTask(run=by_pixels),
         search=TokenizerTask(run=replace(by_pixels, loop=short), judged=False),
-        rates=(1e-3, 3e-4, 1e-4),
+        searched_rates=(1e-3, 3e-4),
+        searched_l1=(1.0, 10.0),
         generator=named_generator("pocket"),
         sizes=(1_024, 4_096, 16_384),
         matched_sizes=(1_024, 4_096, 16_384),
@@ -173,7 +178,8 @@ def imagenet256() -> Scale:
         tokenizer=tokenizer,
         ablation=ablation,
         search=ablation,
-        rates=(1e-3, 3e-4, 1e-4),
+        searched_rates=(1e-3, 3e-4, 1e-4),
+        searched_l1=(1.0,),
         generator=named_generator("imagenet256"),
         sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
         matched_sizes=(4_096, 16_384, 65_536),
@@ -195,6 +201,7 @@ def _pocket_tokenizer() -> TokenizerRun:
         run,
         backbone=replace(run.backbone, widths=(16, 32, 64, 64), groups=2),
         learning_rate=1e-3,
+        loss=replace(run.loss, l1=10.0),
         schedule=Schedule(kind="cosine", warmup_steps=50),
         precision="bf16",
         best_by="rfid",

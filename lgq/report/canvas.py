@@ -17,6 +17,8 @@ PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
 """Background, text, remarks, and what went wrong; colours that the colour-blind can tell apart."""
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 """Of the palette of Okabe and Ito (2008), which the colour-blind can tell apart."""
+QUALITATIVE = (BLUE, ORANGE, GREEN, PURPLE, "#e69f00", "#56b4e9", "#222222", "#999999")
+"""For lines that differ in kind: the same palette, with its black and a grey."""
 SHADE, GRID = "#dcdcdc", "#ededed"
 """Of codes that are never used, and of the lines behind a plot."""
 

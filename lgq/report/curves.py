@@ -62,12 +62,14 @@ def charts_of(ledger: Ledger, experiment: str) -> dict[str, list[Chart]]:
 
 def _charts(ledger: Ledger, experiment: str, group: str) -> list[Chart]:
     more = NORMS_OVER_STEPS if experiment == "logits" else ()
-    taken = {column: _taken(ledger, experiment, group, column) for column in (PSNR, RFID, L1, USED, *more)}
+    taken = {
+        column: over_steps(ledger, experiment, group, column) for column in (PSNR, RFID, L1, USED, *more)
+    }
     shown = (PSNR, RFID if taken[RFID] else L1, USED, *more)
     return [_chart(column, taken[column]) for column in shown if taken[column]]
 
 
-def _taken(ledger: Ledger, experiment: str, group: str, column: Column) -> dict[str, Points]:
+def over_steps(ledger: Ledger, experiment: str, group: str, column: Column) -> dict[str, Points]:
     """By row, what all its finished runs took at the same steps."""
     rows: dict[str, list[str]] = {}
     for row in ledger.plans[experiment].rows:

@@ -58,7 +58,7 @@ def training_curves(records: Sequence[Record], curves: Sequence[Curve] = CURVES)
         for curve, panel in zip(shown, axes, strict=True):
             _draw_curve(panel, curve, points[curve])
 
-    return _png(draw, panels=len(shown), size=(5.2, 3.2))
+    return panels_png(draw, panels=len(shown), size=(5.2, 3.2))
 
 
 def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
@@ -72,7 +72,7 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
         if caption:
             axes[0].set_title(f"{caption}: {axes[0].get_title('left')}", loc="left")
 
-    return _png(draw, panels=1, size=(9.0, 3.6))
+    return panels_png(draw, panels=1, size=(9.0, 3.6))
 
 
 def _points(records: Sequence[Record], curve: Curve) -> list[tuple[int, float]]:
@@ -127,9 +127,11 @@ def _draw_usage(panel: Axes, frequencies: list[float], *, used: int) -> None:
     panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=1))
 
 
-def _png(draw: Callable[[Sequence[Axes]], None], *, panels: int, size: tuple[float, float]) -> bytes:
-    """Panels of `size` inches, two in a row."""
-    columns = min(panels, 2)
+def panels_png(
+    draw: Callable[[Sequence[Axes]], None], *, panels: int, size: tuple[float, float], columns: int = 2
+) -> bytes:
+    """Panels of `size` inches, `columns` in a row."""
+    columns = min(panels, columns)
     rows = -(-panels // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=DOTS_PER_INCH, layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]

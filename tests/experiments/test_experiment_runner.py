@@ -43,9 +43,7 @@ def test_every_experiment_runs_from_end_to_end(name, images, shared_out):
         if row.kind == "tokenizer":
             assert (record["steps"], record["images"], record["image_size"]) == (4, 8, 16)
             assert {"psnr", "utilization"} <= record["metrics"].keys()
-            assert (
-                ("rfid" in record["metrics"]) == (name != "learning-rate") == ("rfid" not in record["absent"])
-            )
+            assert ("rfid" in record["metrics"]) == (name != "search") == ("rfid" not in record["absent"])
             assert "mutual_information" in record["geometry"]
             assert "lpips" in record["absent"]
             assert (results.pictures(row.id) / "reconstructions.png").is_file()

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,11 @@ def without_quantizer(run):
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
         "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers", "temperature",
-        "cost", "scaling", "seeds", "learning-rate", "beyond",
+        "cost", "scaling", "seeds", "search", "beyond",
     ]  # fmt: skip
     assert all(each.title and each.about.endswith(".") for each in EXPERIMENTS.values())
     ours = {name for name, each in EXPERIMENTS.items() if not each.paper}
-    assert ours == {"seeds", "learning-rate", "beyond"}
+    assert ours == {"seeds", "search", "beyond"}
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -51,8 +52,8 @@ def test_all_tables_are_there():
 def test_rows_of_a_table_differ_in_the_quantizer_alone(name, scale):
     runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
             for task in tasks(name, SCALES[scale]()) if not isinstance(task, CostTask)]  # fmt: skip
-    if name == "learning-rate":
-        runs = [replace(run, learning_rate=runs[0].learning_rate) for run in runs]
+    if name == "search":
+        runs = [replace(run, learning_rate=runs[0].learning_rate, loss=runs[0].loss) for run in runs]
     assert all(without_quantizer(run) == without_quantizer(runs[0]) for run in runs)
     generators = [task.run for task in tasks(name, SCALES[scale]()) if isinstance(task, GeneratorTask)]
     assert all(run == generators[0] for run in generators)
@@ -127,11 +128,13 @@ def test_the_sweep_is_of_every_quantizer_over_the_papers_sizes():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_quantizer_is_searched_with_every_rate_and_the_scales_own_is_among_them(scale):
+def test_every_quantizer_is_searched_with_every_setting_and_the_scales_own_is_among_them(scale):
     scale = SCALES[scale]()
-    pairs = [(task.run.learning_rate, task.run.quantizer) for task in tasks("learning-rate", scale)]
-    assert sorted(pairs) == sorted((rate, name) for rate in scale.rates for name in QUANTIZERS)
-    assert scale.tokenizer.learning_rate in scale.rates
+    runs = [task.run for task in tasks("search", scale)]
+    searched = list(product(scale.searched_l1, scale.searched_rates, QUANTIZERS))
+    assert sorted((run.loss.l1, run.learning_rate, run.quantizer) for run in runs) == sorted(searched)
+    own = scale.tokenizer
+    assert (own.loss.l1, own.learning_rate, own.quantizer) in searched
 
 
 def test_the_ablations_are_the_papers():

@@ -1,0 +1,28 @@
+"""A search for what no quantizer decides, one budget for each: what works for one may ruin another."""
+
+from itertools import product
+
+from lgq.experiments.comparison import QUANTIZERS
+from lgq.experiments.plan import LABELS, Experiment, Row
+from lgq.experiments.scales import Scale
+
+
+def rows(scale: Scale) -> list[Row]:
+    return [
+        Row(
+            row=f"{name}-l1-{l1:g}-rate-{rate:g}",
+            label=LABELS[name],
+            group=f"weight of l1 {l1:g}, learning rate {rate:g}",
+            task=scale.searched(name, l1=l1, rate=rate),
+        )
+        for l1, rate, name in product(scale.searched_l1, scale.searched_rates, QUANTIZERS)
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="search",
+    title="A search for the learning rate and the weight of l1",
+    about="Every quantizer with every setting for the same small number of steps. All other tables take one "
+    "setting for all quantizers.",
+    rows=rows,
+)
