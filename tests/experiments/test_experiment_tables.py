@@ -245,7 +245,8 @@ def test_lengths_and_precision_are_adjusted_for_all_rows_alike():
 def test_pocket_trains_all_with_one_cosine_and_l1_alone():
     run = SCALES["pocket"]().tokenizer
     assert (run.learning_rate, run.schedule.kind, run.precision) == (1e-3, "cosine", "bf16")
-    assert (run.loss.lpips, run.loss.gan, run.best_by, run.loop.steps) == (0, 0, "rfid", 1_000)
+    assert (run.loss.l1, run.loss.lpips, run.loss.gan, run.best_by) == (10, 0, 0, "rfid")
+    assert (run.loop.steps, SCALES["pocket"]().ablation.steps) == (1_000, 500)
     assert SCALES["pocket"]().measuring.images == 1_000
 
 
