@@ -12,10 +12,10 @@ def rows(scale: Scale) -> list[Row]:
         Row(
             row=f"{name}-l1-{l1:g}-rate-{rate:g}",
             label=LABELS[name],
-            group=f"weight of l1 {l1:g}, learning rate {rate:g}",
+            group=f"{l1:g} l1, rate {rate:g}",
             task=scale.searched(name, l1=l1, rate=rate),
         )
-        for l1, rate, name in product(scale.searched_l1, scale.searched_rates, QUANTIZERS)
+        for name, l1, rate in product(QUANTIZERS, scale.searched_l1, scale.searched_rates)
     ]
 
 
