@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -14,10 +14,12 @@ from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer
 from lgq.training.directory import RunError
-from lgq.training.recipe import BestBy, TokenizerRun
+from lgq.training.recipe import TokenizerRun
 from lgq.weights import WeightsError
 
 _log = logging.getLogger(__name__)
+
+Judge = TypeVar("Judge", InceptionV3, LPIPS)
 
 
 class Networks(NamedTuple):
@@ -88,16 +90,21 @@ def build_judges(
 def _judges_found(
     run: TokenizerRun, lpips: LPIPS | None, device: torch.device, images: int
 ) -> tuple[str, Judges]:
-    preferred = get_args(BestBy)
-    for best_by in preferred[preferred.index(run.best_by) :]:
-        try:
-            if best_by == "rfid" and images > 1:
-                return best_by, Judges(lpips, placed(InceptionV3.pretrained(), device))
-            if best_by == "lpips":
-                return best_by, Judges(lpips or placed(LPIPS.pretrained(), device))
-        except WeightsError as error:
-            _log.warning("the best weights are not chosen by %s: %s", best_by, error)
-    return "l1", Judges(lpips)
+    takes_rfid = images > 1 and (run.best_by == "rfid" or run.rfid_images is not None)
+    inception = _pretrained(InceptionV3, "rfid", device) if takes_rfid else None
+    if inception is not None and run.best_by == "rfid":
+        return "rfid", Judges(lpips, inception)
+    if run.best_by != "l1" and (found := lpips or _pretrained(LPIPS, "lpips", device)):
+        return "lpips", Judges(found, inception)
+    return "l1", Judges(lpips, inception)
+
+
+def _pretrained(network: type[Judge], metric: str, device: torch.device) -> Judge | None:
+    try:
+        return placed(network.pretrained(), device)
+    except WeightsError as error:
+        _log.warning("validations are without %s: %s", metric, error)
+        return None
 
 
 def _tokenizer(run: TokenizerRun) -> Tokenizer:

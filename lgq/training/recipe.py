@@ -105,7 +105,8 @@ class TokenizerRun(TrainingRun):
     backbone: Backbone = field(default_factory=Backbone)
     """Encoder and decoder."""
     rfid_images: int | None = None
-    """Of the images of a validation, evenly spread, those that rfid is taken on; None takes all."""
+    """Of the images of a validation, evenly spread, those that rfid is taken on, whatever the best weights
+    are chosen by; None takes all where they are chosen by rfid, and otherwise none."""
     image_size: int = 256
     """Side of the square images, a multiple of the backbone's factor."""
     workers: int = 4

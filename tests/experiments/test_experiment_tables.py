@@ -201,7 +201,7 @@ def test_equal_settings_are_one_run_whichever_table_asks():
     assert ids[default] == {
         "comparison", "codebook-size", "logits", "geometry", "scaling", "seeds", "beyond",
     }  # fmt: skip
-    # Which choose the best weights by l1, and so share a run of their own.
+    # Which have fewer steps, and so share a run of their own.
     assert ids[run_id(pocket.ablated(), pocket, "images")] == {"regularizers", "temperature"}
 
 
@@ -245,7 +245,7 @@ def test_lengths_and_precision_are_adjusted_for_all_rows_alike():
 def test_pocket_trains_all_with_one_cosine_and_l1_alone():
     run = SCALES["pocket"]().tokenizer
     assert (run.learning_rate, run.schedule.kind, run.precision) == (1e-3, "cosine", "bf16")
-    assert (run.loss.l1, run.loss.lpips, run.loss.gan, run.best_by) == (10, 0, 0, "rfid")
+    assert (run.loss.l1, run.loss.lpips, run.loss.gan, run.best_by) == (10, 0, 0, "l1")
     assert (run.loop.steps, SCALES["pocket"]().ablation.steps) == (1_000, 500)
     assert SCALES["pocket"]().measuring.images == 1_000
 

@@ -364,12 +364,15 @@ def test_rfid_comes_first_and_lpips_second(monkeypatch):
     monkeypatch.setattr(LPIPS, "pretrained", lambda: lpips)
     monkeypatch.setattr(InceptionV3, "pretrained", lambda: inception)
 
-    def chosen(best_by: str, lpips: LPIPS | None = None, images: int = 2) -> tuple[str, Judges]:
-        return build_judges(replace(TINY, best_by=best_by), lpips, torch.device("cpu"), images=images)
+    def chosen(best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int) -> tuple[str, Judges]:
+        return build_judges(replace(TINY, best_by=best_by, **more), lpips, torch.device("cpu"), images=images)
 
     assert chosen("rfid") == ("rfid", Judges(None, inception))
     assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", Judges(lpips))
     assert chosen("l1", lpips) == ("l1", Judges(lpips))
+    assert chosen("l1", rfid_images=2) == ("l1", Judges(None, inception))
+    assert chosen("lpips", rfid_images=2) == ("lpips", Judges(lpips, inception))
+    assert chosen("l1", images=1, rfid_images=2) == ("l1", Judges(None))
 
 
 def test_without_the_weights_of_lpips_nothing_is_written(photos, tmp_path, monkeypatch):

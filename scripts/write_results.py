@@ -1,6 +1,6 @@
-"""Write the README's table and picture of the comparison, from the committed results.
+"""Write all that is made of the committed results: the report, and the README's table and picture.
 
-python scripts/write_headline.py
+python scripts/write_results.py
 """
 
 import re
@@ -9,10 +9,13 @@ from pathlib import Path
 from lgq.files import replace_file
 from lgq.report.headline import headline_png, headline_table
 from lgq.report.ledger import Ledger, read_ledger
+from lgq.report.page import write_report
 
 ROOT = Path(__file__).parent.parent
-README, PICTURE = ROOT / "README.md", ROOT / "docs" / "images" / "comparison.png"
 RESULTS = ROOT / "docs" / "results" / "pocket"
+REPORT = ROOT / "docs" / "results" / "report.html"
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "images" / "comparison.png"
 _PLACE = re.compile(r"(<!-- comparison -->\n).*?(?=<!-- end of comparison -->)", re.DOTALL)
 
 
@@ -25,6 +28,7 @@ def main() -> None:
     ledger = read_ledger(RESULTS)
     replace_file(README, with_table(README.read_text(), ledger).encode())
     replace_file(PICTURE, headline_png(ledger))
+    write_report(RESULTS, REPORT)
 
 
 if __name__ == "__main__":
