@@ -1,0 +1,49 @@
+"""The report and the README say what the committed records say."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from lgq.report.ledger import read_ledger
+from lgq.report.page import report_page
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_results.py"))
+AGAIN = "run scripts/write_results.py"
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    return read_ledger(SCRIPT["RESULTS"])
+
+
+def without_pictures(page: str) -> str:
+    """Whose bytes depend on the library that compressed them."""
+    return re.sub(r"data:image/\w+;base64,[\w+/=]+", "", page)
+
+
+def test_the_report_is_what_the_records_give(ledger):
+    committed = SCRIPT["REPORT"].read_text()
+    assert without_pictures(report_page(ledger)) == without_pictures(committed), AGAIN
+    assert not ledger.damaged
+
+
+def test_the_readme_has_the_table_of_the_records(ledger):
+    readme = SCRIPT["README"].read_text()
+    assert SCRIPT["headline_table"](ledger) in readme, AGAIN
+    assert SCRIPT["with_table"](readme, ledger) == readme
+
+
+def test_every_record_was_asked_for_and_says_with_which_command_and_seed(ledger):
+    asked = {row.id for plan in ledger.plans.values() for row in plan.rows}
+    for run in ledger.runs.values():
+        assert run.id in asked
+        assert run.command.startswith("lgq experiment ")
+        assert run.seed is not None
+
+
+def test_no_record_names_a_place_of_the_machine_that_made_it():
+    for file in SCRIPT["RESULTS"].rglob("*.json*"):
+        assert not re.search(r'"(/|[A-Z]:\\)', file.read_text()), file
