@@ -33,7 +33,10 @@ def headline_png(ledger: Ledger) -> bytes:
     def draw(axes: Sequence[Axes]) -> None:
         for panel, (column, lines) in zip(axes, taken.items(), strict=True):
             _draw(panel, column, lines)
-        axes[0].legend(frameon=False, fontsize="small", ncols=2)
+        shown, names = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(
+            handles=shown, labels=names, loc="outside lower center", frameon=False, ncols=len(names)
+        )
 
     return panels_png(draw, panels=len(_CURVES), size=(3.6, 3.2), columns=len(_CURVES))
 
@@ -54,3 +57,5 @@ def _draw(panel: Axes, column: Column, lines: dict[str, Points]) -> None:
     panel.set_title(column.heading, loc="left")
     panel.set_xlabel("step")
     panel.xaxis.set_major_locator(MaxNLocator(5))
+    if column is USED:
+        panel.set_ylim(0, 105)
