@@ -148,6 +148,7 @@ def results(folder: Path) -> Results:
             data="photos",
             validation_data="photos",
             images="0",
+            shown="photos",
             protocol={"steps": 3},
             rows=(planned,),
         )
