@@ -16,6 +16,7 @@ from lgq.bench.quantizers import QuantizerBenchmark, run
 from lgq.cli.console import command_line, say
 from lgq.cli.places import require_place
 from lgq.data import open_dataset
+from lgq.data.stream import require_random_access
 from lgq.distributed import rank
 from lgq.experiments import SCALES, Scale, named_experiment
 from lgq.experiments.estimate import Estimate, estimate_rows
@@ -89,13 +90,11 @@ class Experiment:
         if self.val_data is None:
             say("no validation data: validating and evaluating on the training images.")
         validation = data if self.val_data is None else open_dataset(self.val_data)
+        shown = validation if self.show is None else open_dataset(self.show)
+        require_random_access(shown, "--show")  # now, and not after the first row is trained
         named = (self.data, self.val_data or self.data)
         return Sources(
-            data=data,
-            validation=validation,
-            named=named,
-            shown=validation if self.show is None else open_dataset(self.show),
-            shown_as=self.show or named[1],
+            data=data, validation=validation, named=named, shown=shown, shown_as=self.show or named[1]
         )
 
     def _show_plan(self, asked: Asked, scale: Scale, sources: Sources, shard: tuple[int, int]) -> int:

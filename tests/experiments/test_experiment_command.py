@@ -48,6 +48,17 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
             assert image.size == (8 * 16, 16)
 
 
+def test_rows_show_what_the_user_names(images, out, capsys):
+    run("comparison", images, out, "--only", "FSQ", "--show", "sample:whole")
+    with Image.open(Results(out).originals) as shown:
+        assert shown.size == (8 * 16, 16)
+    assert Results(out).plan("comparison").shown == "sample:whole"
+    assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
+    assert "--show takes the same images again" in refusal(
+        capsys, "cost", images, out, "--show", "pipe:cat x.tar"
+    )
+
+
 def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsys):
     run("comparison", images, out / "one", "--only", "FSQ", "--steps", "2")
     before = sorted((out / "one").rglob("*"))
