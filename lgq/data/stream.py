@@ -92,7 +92,7 @@ def require_random_access(data: ImageDataset, use: str) -> None:
     if isinstance(data, PipeDataset):
         raise DataError(
             f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: name a "
-            "folder, local shards or `sample`."
+            "folder, local shards or `sample` (--val-data)."
         )
 
 
