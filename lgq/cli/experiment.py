@@ -91,7 +91,9 @@ class Experiment:
             say("no validation data: validating and evaluating on the training images.")
         validation = data if self.val_data is None else open_dataset(self.val_data)
         shown = validation if self.show is None else open_dataset(self.show)
-        require_random_access(shown, "--show")  # now, and not after the first row is trained
+        # All three now, and not after the first row is trained.
+        for option, opened in (("--data", data), ("--val-data", validation), ("--show", shown)):
+            require_random_access(opened, f"an experiment's {option}")
         named = (self.data, self.val_data or self.data)
         return Sources(
             data=data, validation=validation, named=named, shown=shown, shown_as=self.show or named[1]

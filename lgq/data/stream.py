@@ -91,8 +91,8 @@ def require_random_access(data: ImageDataset, use: str) -> None:
     """Refuse a stream for a use that comes back to the same images."""
     if isinstance(data, PipeDataset):
         raise DataError(
-            f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: name a "
-            "folder, local shards or `sample` (--val-data)."
+            f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: "
+            "fetch the shards and pass their path, or name a folder or `sample`."
         )
 
 

@@ -61,7 +61,7 @@ def train_tokenizer(
     """
     require_possible(run)
     validated = data if validation_data is None else validation_data
-    require_random_access(validated, "validation")
+    require_random_access(validated, "validation (--val-data)")
     accelerator = prepare_accelerator()
     if validation_data is None and rank() == 0:
         _log.warning("no validation data: validating on the middle of the training images")

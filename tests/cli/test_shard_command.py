@@ -125,7 +125,9 @@ def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys
     for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
         assert "fetch the shards" in refusal(capsys, *command, *stream, "--out", tmp_path / "out")
     experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
-    assert "fetch the shards" in refusal(capsys, *experiment, *stream)
+    assert re.search("--data .* fetch the shards", refusal(capsys, *experiment, *stream))
+    for option in ("--val-data", "--show"):
+        assert f"{option} takes" in refusal(capsys, *experiment, "--data", "sample", option, stream[1])
     assert not list(tmp_path.iterdir())
 
 

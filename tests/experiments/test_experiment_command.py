@@ -54,9 +54,6 @@ def test_rows_show_what_the_user_names(images, out, capsys):
         assert shown.size == (8 * 16, 16)
     assert Results(out).plan("comparison").shown == "sample:whole"
     assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
-    assert "--show takes the same images again" in refusal(
-        capsys, "cost", images, out, "--show", "pipe:cat x.tar"
-    )
 
 
 def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsys):
