@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lgq.ops.assignment import CodebookGradient, Score, SoftAssignment
+from lgq.ops.assignment import CodebookGradient, SoftAssignment
+from lgq.ops.scores import Score
 from lgq.quantizers import LFQ, VQ, SimVQ
 from lgq.quantizers.base import Quantized
 

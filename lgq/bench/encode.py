@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lgq.bench.timing import interleaved, require_measurable
 from lgq.checks import require_at_least
-from lgq.ops.assignment import nearest
+from lgq.ops.search import nearest
 
 
 @dataclass(frozen=True, kw_only=True)

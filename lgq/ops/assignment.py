@@ -6,7 +6,6 @@ The forward pass keeps a handful of numbers per vector, the backward pass recomp
 a training step costs six GEMMs of 2nkc operations: the least that the formulas allow.
 """
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -14,15 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.ops.precision import least_log_weight, outside_autocast
+from lgq.ops.scores import Score, Scores, best_of, centre_of, require_comparable, tile_rows, work_dtype
 
-Score = Literal["l2", "dot"]
 CodebookGradient = Literal["soft", "hard", "both"]
-
-_BLOCK = 128
-_TILE_BYTES = 8 * 2**20  # two tiles stay in a CPU's last-level cache
-_TILE_BYTES_ACCELERATOR = 128 * 2**20
-_FEWEST_ROWS = 64  # fewer vectors a GEMM and reading the codebook takes longer than using it
-_SEARCH_CODES = 4096  # the hard search needs no whole rows, so its tile is cut along the codes too
 
 
 class SoftAssignment(NamedTuple):
@@ -37,26 +30,6 @@ class SoftAssignment(NamedTuple):
     """-sum_k p_nk log p_nk, in nats."""
     usage: Float[Tensor, " k"]
     """mean_n p_nk."""
-
-
-class Choice(NamedTuple):
-    """The code that a vector is given."""
-
-    indices: Int[Tensor, " n"]
-    codes: Float[Tensor, "n c"]
-
-
-def nearest(
-    z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2"
-) -> Int[Tensor, " n"]:
-    """Index of the code with the best score: smallest distance (`l2`) or largest product (`dot`)."""
-    return choose(z, codes, score=score).indices
-
-
-def choose(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2") -> Choice:
-    """The best code of each vector and its index, without gradients."""
-    _check(z, codes, score)
-    return Choice(*_choose(z.detach(), codes.detach(), score))
 
 
 def soft_assignment(
@@ -76,24 +49,14 @@ def soft_assignment(
         through the scores is there in each case.
     tile: vectors handled at a time. Moves memory and speed, never results beyond rounding.
     """
-    _check(z, codes, score)
+    require_comparable(z, codes, score)
     if codebook_gradient not in get_args(CodebookGradient):
         rule = " or ".join(map(repr, get_args(CodebookGradient)))
         raise ValueError(f"codebook_gradient must be {rule}, got {codebook_gradient!r}.")
     if tile is not None and tile < 1:
         raise ValueError(f"tile must be at least 1 vector, got {tile}.")
-    settings = (score, codebook_gradient, tile or _tile_rows(z, codes))
+    settings = (score, codebook_gradient, tile or tile_rows(z, codes))
     return SoftAssignment(*_soft_assignment(z, codes, _temperature(tau, z, codes), *settings)[:5])
-
-
-def _check(z: Tensor, codes: Tensor, score: str) -> None:
-    if score not in get_args(Score):
-        raise ValueError(f"score must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
-    if z.ndim != 2 or codes.ndim != 2 or z.shape[1] != codes.shape[1]:
-        shapes = f"{tuple(z.shape)} and {tuple(codes.shape)}"
-        raise ValueError(f"vectors (n, c) and codes (k, c) must share their channels, got {shapes}.")
-    if len(codes) == 0:
-        raise ValueError("a codebook needs at least one code, got none.")
 
 
 def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
@@ -104,94 +67,7 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
         return tau
     if not 0 < tau < float("inf"):
         raise ValueError(f"tau must be positive and finite, got {tau}; `nearest` is the limit of 0.")
-    return torch.full((), tau, dtype=_work_dtype(z, codes), device=z.device)
-
-
-def _work_dtype(z: Tensor, codes: Tensor) -> torch.dtype:
-    # float32 at least: bf16 keeps 8 significant bits, so neighbouring codes would tie.
-    return torch.promote_types(torch.promote_types(z.dtype, codes.dtype), torch.float32)
-
-
-def _tile_bytes(z: Tensor) -> int:
-    return _TILE_BYTES if z.device.type == "cpu" else _TILE_BYTES_ACCELERATOR
-
-
-def _tile_rows(z: Tensor, codes: Tensor) -> int:
-    return max(_FEWEST_ROWS, _tile_bytes(z) // (_width(len(codes)) * _work_dtype(z, codes).itemsize))
-
-
-def _width(k: int) -> int:
-    """Row length of a tile of scores: whole blocks, and no stride that maps rows to one cache set."""
-    width = -(-k // _BLOCK) * _BLOCK
-    return width + _BLOCK if width % 1024 == 0 else width
-
-
-class _Scores:
-    """Scores as <inputs_n, e_k> + bias_k, less what is constant in k; walked in tiles.
-
-    Distances are taken from `centre`: they do not change, while products of vectors that lie far
-    from the origin would lose in rounding what tells neighbouring codes apart.
-    """
-
-    def __init__(self, z: Tensor, codes: Tensor, score: str, centre: Tensor):
-        dtype = _work_dtype(z, codes)
-        self.codes = codes.detach().to(dtype)
-        self.inputs = z.detach().to(dtype)
-        self.bias = self.codes.new_full((_width(len(codes)),), -torch.inf)
-        self.bias[: len(codes)] = 0
-        if score == "l2":
-            self.codes = self.codes - centre
-            self.inputs = (self.inputs - centre) * 2
-            self.bias[: len(codes)] -= torch.linalg.vector_norm(self.codes, dim=1).square()
-
-    def tiles(self, rows: int, *, depth: int) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in."""
-        n, width = len(self.inputs), len(self.bias)
-        workspace = self.inputs.new_empty(depth * min(rows, n) * width)
-        for start in range(0, n, rows):
-            stop = min(start + rows, n)
-            yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)
-
-    def write(self, out: Float[Tensor, "t w"], tile: slice) -> Float[Tensor, "t w"]:
-        """The scores of a tile; -inf in the columns beyond the codes."""
-        out.copy_(self.bias.expand_as(out))
-        out[:, : len(self.codes)].addmm_(self.inputs[tile], self.codes.T)
-        return out
-
-
-def _best(scores: Float[Tensor, "t w"]) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
-    """Maximum of each row and where it is, in two levels: argmax of a long row is not vectorised."""
-    peak, block = scores.unflatten(1, (-1, _BLOCK)).amax(2).max(1)
-    first = block * _BLOCK
-    inside = first[:, None] + torch.arange(_BLOCK, device=scores.device)
-    return peak, first + scores.gather(1, inside).argmax(1)
-
-
-def _centre(z: Tensor, codes: Tensor) -> Tensor:
-    return codes.detach().to(_work_dtype(z, codes)).mean(0)
-
-
-@torch.library.custom_op("lgq::choose", mutates_args=())
-def _choose(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
-    indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    peak = torch.full((len(z),), -torch.inf, dtype=_work_dtype(z, codes), device=z.device)
-    with outside_autocast(z):
-        centre = _centre(z, codes)
-        for start in range(0, len(codes), _SEARCH_CODES):
-            scores = _Scores(z, codes[start : start + _SEARCH_CODES], score, centre)
-            rows = max(_FEWEST_ROWS, _tile_bytes(z) // (len(scores.bias) * peak.itemsize))
-            for tile, (out,) in scores.tiles(rows, depth=1):
-                best, where = _best(scores.write(out, tile))
-                indices[tile] = torch.where(best > peak[tile], where + start, indices[tile])
-                peak[tile] = torch.maximum(best, peak[tile])
-    return indices, codes[indices]
-
-
-@_choose.register_fake
-def _(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
-    # shape[0], not len: a length would be fixed when torch.compile traces this.
-    n = z.shape[0]
-    return z.new_empty(n, dtype=torch.int64), codes.new_empty(n, codes.shape[1])
+    return torch.full((), tau, dtype=work_dtype(z, codes), device=z.device)
 
 
 @torch.library.custom_op("lgq::soft_assignment", mutates_args=())
@@ -202,11 +78,11 @@ def _soft_assignment(
     _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
     usage.zero_()
     with outside_autocast(z):
-        scores = _Scores(z, codes, score, _centre(z, codes))
+        scores = Scores(z, codes, score, centre_of(z, codes))
         inverse = 1 / tau.to(usage.dtype)
         for tile, (s, p) in scores.tiles(rows, depth=2):
             # The best before the division by tau, which may round two scores to one: as `nearest` has it.
-            peak[tile], indices[tile] = _best(scores.write(s, tile))
+            peak[tile], indices[tile] = best_of(scores.write(s, tile))
             _to_log_weights(s.sub_(peak[tile, None]), inverse)
             torch.softmax(s, 1, out=p)
             purity[tile] = torch.linalg.vector_norm(p, dim=1).square()
@@ -224,7 +100,7 @@ def _(
 
 
 def _empty_outputs(z: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
-    n, dtype = z.shape[0], _work_dtype(z, codes)
+    n, dtype = z.shape[0], work_dtype(z, codes)
     purity, entropy, peak = (z.new_empty(n, dtype=dtype) for _ in range(3))
     usage = z.new_empty(codes.shape[0], dtype=dtype)
     return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak
@@ -248,7 +124,7 @@ def _soft_assignment_backward(
 ) -> tuple[Tensor, Tensor]:
     k = len(codes)
     with outside_autocast(z):
-        scores = _Scores(z, codes, score, _centre(z, codes))
+        scores = Scores(z, codes, score, centre_of(z, codes))
         inverse = 1 / tau.to(scores.inputs.dtype)
         # Without a gradient of the output, its rows are simply missing from the joint GEMMs.
         g = scores.inputs[:0] if grad_output is None else grad_output.to(scores.inputs.dtype)

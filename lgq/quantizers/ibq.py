@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least
-from lgq.ops.assignment import nearest, soft_assignment
+from lgq.ops.assignment import soft_assignment
 from lgq.ops.reductions import entropy, mean, mse
+from lgq.ops.search import nearest
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.start import normal_codes
 

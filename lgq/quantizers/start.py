@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lgq.distributed import broadcast_from_first, rank
-from lgq.ops.assignment import nearest
+from lgq.ops.search import nearest
 from lgq.quantizers.base import Quantizer
 
 _JITTER = 0.01

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgq.bench import dense
-from lgq.ops import assignment
-from lgq.ops.assignment import nearest, soft_assignment
+from lgq.ops import assignment, search
+from lgq.ops.assignment import soft_assignment
+from lgq.ops.search import nearest
 
 SCORES = ("l2", "dot")
 ROUTES = ("soft", "hard", "both")
@@ -174,7 +175,7 @@ def test_operators_keep_the_contract_of_torch(score):
     z, codes = problem(9, 14)
     tau = torch.tensor(0.4, dtype=torch.float64)
     torch.library.opcheck(assignment._soft_assignment, (z, codes, tau, score, "both", 4))
-    torch.library.opcheck(assignment._choose, (z.detach(), codes.detach(), score))
+    torch.library.opcheck(search._choose, (z.detach(), codes.detach(), score))
 
 
 def test_second_derivatives_are_refused_with_a_reason():

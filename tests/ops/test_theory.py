@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from lgq.ops.assignment import nearest, soft_assignment
+from lgq.ops.assignment import soft_assignment
+from lgq.ops.search import nearest
 from lgq.quantizers import LGQ
 
 COORDINATES = st.floats(-3, 3, allow_nan=False, width=32)
