@@ -128,6 +128,11 @@ class Tokenizer(
         self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
         self.quantizer = _quantizer(self.settings)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, and images to encode must be."""
+        return next(self.parameters()).device
+
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Tokenized:
         """Reconstruct, with gradients; values may leave [-1, 1], where a clamp would have none."""
         quantized = self.quantizer(self._latents(images))

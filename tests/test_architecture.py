@@ -9,8 +9,8 @@ import lgq
 
 ROOT = Path(lgq.__file__).parent
 TIERS = {
-    "checks": 0, "config": 0, "distributed": 0, "files": 0, "ops": 0, "pretrained": 0, "results": 0,
-    "rows": 0, "weights": 0,
+    "checks": 0, "config": 0, "distributed": 0, "files": 0, "ops": 0, "pretrained": 0, "progress": 0,
+    "results": 0, "rows": 0, "weights": 0,
     "quantizers": 1, "models": 1, "data": 1,
     "tokenizer": 2,
     "companion": 3,
@@ -18,13 +18,13 @@ TIERS = {
     "evaluation": 5,
     "training": 6,
     "runs": 7,
-    "experiments": 8, "report": 8, "viewer": 8, "bench": 8,
+    "experiments": 8, "report": 8, "bench": 8,
     "demo": 9,
     "cli": 10,
 }  # fmt: skip
 WITHIN_TIER_ZERO = {
     "ops": {"checks", "config", "distributed"},
-    "weights": {"files"},
+    "weights": {"files", "progress"},
     "results": {"checks", "config", "files"},
     "rows": {"config", "files", "results"},
 }

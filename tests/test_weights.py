@@ -17,6 +17,7 @@ from torch import nn
 
 from lgq import weights
 from lgq.files import Fingerprint
+from lgq.progress import Progress
 from lgq.weights import SETS, WeightsError, WeightSet, cache, download, obtain
 from lgq.weights.archive import read_member
 from lgq.weights.convert import inception_features, inception_with_classifier, lpips
@@ -79,7 +80,7 @@ class Index:
     def __init__(self, content: bytes):
         self.content, self.downloads = content, 0
 
-    def __call__(self, archive: Archive, work: Path, on_progress: download.Progress | None) -> Path:
+    def __call__(self, archive: Archive, work: Path, on_progress: Progress) -> Path:
         self.downloads += 1
         path = work / archive.filename
         path.write_bytes(self.content)

@@ -15,10 +15,10 @@ from lgq.cli.places import require_place
 from lgq.distributed import join_processes, rank, world_size
 from lgq.evaluation.drawing import Drawing, draw_files, in_turns
 from lgq.evaluation.inpainting import Box, box_mask, inpaint_image, read_image, read_mask
-from lgq.evaluation.passes import Progress
 from lgq.files import make_directory, replace_file
 from lgq.generator import MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.progress import Progress
 from lgq.report.samples import draw_samples, inpainting_strip, sample_grid
 from lgq.training.trained import Which, trained_generator
 

@@ -13,8 +13,10 @@ from rich.text import Text
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
-from lgq.evaluation.encoding import Reconstructions, decode_tokens, encode_dataset, reconstruct_images
+from lgq.evaluation.decoding import decode_tokens
+from lgq.evaluation.encoding import encode_dataset
 from lgq.evaluation.encoding_cost import EncodingCost, estimate_encoding
+from lgq.evaluation.side_by_side import Reconstructions, reconstruct_images
 from lgq.tokenizer import Tokenizer
 from lgq.training.trained import Which, chosen_image_size, trained_tokenizer
 

@@ -9,7 +9,7 @@ holds a time or an owner, each shard is renamed to its place when it is whole, a
 and the settings alone. One process a directory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from lgq.data.shard_writer import Checked, NewShard
 from lgq.data.shards import CLASSES
 from lgq.data.transforms import random_order
 from lgq.files import replace_json
+from lgq.progress import Progress, unwatched
 
 _SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 _CHECK_SHRINK = 8.0  # a JPEG decoded at an eighth of its sides is read to its last byte, in less time
@@ -56,9 +57,7 @@ def plan_shards(dataset: ImageDataset, out: str | Path, **settings: Any) -> Shar
     return ShardPlan(dataset, Path(out), sharding)
 
 
-def write_shards(
-    plan: ShardPlan, *, workers: int = 0, on_progress: Callable[[int, int], None] | None = None
-) -> ShardIndex:
+def write_shards(plan: ShardPlan, *, workers: int = 0, on_progress: Progress = unwatched) -> ShardIndex:
     """Write what is missing; images that cannot be read, or are of another format, are left out and listed.
 
     workers: processes that read and check images ahead.
@@ -103,7 +102,7 @@ def _suffix(image: EncodedImage) -> str:
 
 
 class _Writer:
-    def __init__(self, plan: ShardPlan, workers: int, on_progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, plan: ShardPlan, workers: int, on_progress: Progress) -> None:
         self.plan, self.loading = plan, Loading(workers=workers)
         self.on_progress = on_progress
         self.total, seed = plan.sharding.source_images, plan.sharding.seed
@@ -142,8 +141,7 @@ class _Writer:
         reader = _Checker(self.plan.dataset)
         for done, checked in enumerate(in_processes(reader, self.loading, self.order[first:last]), first + 1):
             yield checked
-            if self.on_progress is not None:
-                self.on_progress(done, self.total)
+            self.on_progress(done, self.total)
 
 
 @contextmanager

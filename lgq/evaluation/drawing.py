@@ -21,7 +21,6 @@ from lgq.config import to_json
 from lgq.data.transforms import to_png
 from lgq.distributed import wait_for_all
 from lgq.evaluation.generation import batch_seed
-from lgq.evaluation.passes import Progress
 from lgq.files import (
     DamagedFileError,
     Fingerprint,
@@ -33,6 +32,7 @@ from lgq.files import (
 )
 from lgq.generator import MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.progress import Progress, unwatched
 
 NOTE = "drawing.json"
 """Says in a directory of images how they are drawn."""
@@ -79,7 +79,7 @@ def draw_files(
     *,
     rank: int = 0,
     world_size: int = 1,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> int:
     """Write each image of a drawing as a PNG; returns how many this process drew.
 
@@ -103,7 +103,7 @@ def draw_files(
 
 
 def _draw_missing(
-    maskgit: MaskGIT, drawing: Drawing, folder: Path, rank: int, world_size: int, report: Progress | None
+    maskgit: MaskGIT, drawing: Drawing, folder: Path, rank: int, world_size: int, report: Progress
 ) -> int:
     names, size = drawing.names, drawing.batch_size
     mine = [names[first : first + size] for first in range(0, len(names), size)][rank::world_size]
@@ -117,8 +117,7 @@ def _draw_missing(
                     replace_file(folder / name, png)
                     drawn += 1
         done += len(batch)
-        if report is not None:
-            report(done, total)
+        report(done, total)
     return drawn
 
 

@@ -28,10 +28,10 @@ from lgq.evaluation.feature_set import SAMPLE, FeatureSet
 from lgq.evaluation.fid import StatisticsError
 from lgq.evaluation.inception_score import InceptionScore
 from lgq.evaluation.judges import NEED_CLASSIFIER, NEED_FEATURES, Judges
-from lgq.evaluation.passes import Progress
 from lgq.evaluation.quality import Images
 from lgq.evaluation.reference import RealImages
 from lgq.models.inception import CLASSES, FEATURES, InceptionV3
+from lgq.progress import Progress, unwatched
 from lgq.weights import WeightsError
 
 Draw = Callable[[Int64[Tensor, " b"], int], Images]
@@ -84,7 +84,7 @@ def evaluate_generation(
     seeds: Sequence[int] = (0, 1, 2, 3),
     batch_size: int = 64,
     device: torch.device,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> GenerationEvaluation:
     """samples: images to draw with each sampling seed; on_progress counts those of all seeds."""
     require_at_least(1, classes=classes)
@@ -95,8 +95,7 @@ def evaluate_generation(
     for turn, seed in enumerate(seeds):
         drawn = _Drawn.of(inception, judges.classifier, samples)
         for position in _fill(drawn, draw, classes, seed, batch_size, device):
-            if on_progress is not None:
-                on_progress(turn * samples + position, len(seeds) * samples)
+            on_progress(turn * samples + position, len(seeds) * samples)
         each.append(drawn.metrics(reference))
         pictures = pictures if turn else drawn.pictures()
     return GenerationEvaluation(

@@ -10,7 +10,6 @@ An image is cut and resized as an evaluation does it. A token is drawn anew wher
 every other token stays as it is.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from lgq.data.transforms import centre_crop, render
 from lgq.evaluation.generation import batch_seed
 from lgq.generator import GeneratorError, MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.progress import Progress, unwatched
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels; the last two are the first ones outside."""
@@ -55,7 +55,7 @@ def inpaint_image(
     count: int = 1,
     seed: int = 0,
     batch_size: int = 32,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = unwatched,
 ) -> Inpainted:
     """The image with its masked part drawn anew, `count` times, as one of class `label`.
 
@@ -80,8 +80,7 @@ def inpaint_image(
         drawn = maskgit.inpaint(*asked, labels, sampling, seed=batch_seed(seed, first))
         tokens.append(drawn.cpu())
         images.append(maskgit.tokenizer.decode(drawn).cpu())
-        if on_progress is not None:
-            on_progress(first + size, count)
+        on_progress(first + size, count)
     return Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), pixel_mask(hidden, factor))
 
 

@@ -1,14 +1,9 @@
 """One pass over a data set for an evaluation, of which each process takes a share."""
 
-from collections.abc import Callable
-
 import torch
 
 from lgq.data import ImageDataset, ImageLoader, Loading
 from lgq.distributed import rank, world_size
-
-Progress = Callable[[int, int], None]
-"""Called with the images done and the images to do."""
 
 
 def share_of_images(

@@ -12,8 +12,9 @@ from lgq.data.loader import ImageLoader
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.feature_set import SAMPLE, FeatureSet
 from lgq.evaluation.fid import Gaussian, StatisticsError
-from lgq.evaluation.passes import Progress, share_of_images
+from lgq.evaluation.passes import share_of_images
 from lgq.models.inception import FEATURES, FeatureConvention, InceptionV3
+from lgq.progress import Progress, unwatched
 from lgq.weights import cache_directory
 
 _VERSION = 1
@@ -89,7 +90,7 @@ def reference_of_images(
     *,
     batch_size: int = 32,
     workers: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> RealImages:
     """Centre crops of a data set, as `inception` sees them; each process takes a share.
 
@@ -125,14 +126,13 @@ def _features(
     loader: ImageLoader,
     inception: InceptionV3,
     device: torch.device,
-    on_progress: Progress | None,
+    on_progress: Progress,
 ) -> FeatureSet:
     total = len(loader.dataset)
     features = FeatureSet.of(FEATURES, sample=min(SAMPLE, total))
     for batch in loader.one_pass(may_be_empty=True):
         features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
-        if on_progress is not None:
-            on_progress(batch.position, total)
+        on_progress(batch.position, total)
     everywhere = features.over_ranks()
     if everywhere.statistics.count == 0:
         raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")

@@ -23,7 +23,8 @@ from lgq.evaluation.codebook import CodeUsage, has_learned_codes, learned_codebo
 from lgq.evaluation.cooccurrence import CoOccurrence
 from lgq.evaluation.features import FeatureSample
 from lgq.evaluation.mutual_information import PositionPairs
-from lgq.evaluation.passes import Progress, share_of_images
+from lgq.evaluation.passes import share_of_images
+from lgq.progress import Progress, unwatched
 from lgq.quantizers import Quantizer, Residual
 from lgq.tokenizer import Tokenizer
 
@@ -76,7 +77,7 @@ def study_codebook(
     workers: int = 0,
     latents: int = 2000,
     keep: int = 8,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> CodebookStudy:
     """Centre-cropped images through encoder and quantizer, which stay as they are.
 
@@ -84,15 +85,14 @@ def study_codebook(
     latents: vectors in the sample at most; which ones, the images' numbers decide.
     keep: patches a code in the atlas.
     """
-    quantizer, device = _stage(tokenizer, stage), next(tokenizer.parameters()).device
+    quantizer, device = _stage(tokenizer, stage), tokenizer.device
     loader = share_of_images(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
     tally = _Tally.of(quantizer, _grid(tokenizer, image_size), tokenizer.factor, keep=keep, latents=latents)
     for batch in loader.one_pass(may_be_empty=True):
         images = batch.images.to(device, non_blocking=True)
         vectors, tokens = _quantized(tokenizer, images, stage)
         tally.update(images, vectors, tokens, batch.indices)
-        if on_progress is not None:
-            on_progress(batch.position, len(data))
+        on_progress(batch.position, len(data))
     everywhere = tally.over_ranks()
     if not everywhere.images:
         raise DataError(f"none of {len(data):,} images can be read in {data!r}.")

@@ -16,7 +16,7 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_indices
 from lgq.data.token_meaning import require_same_meaning
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.passes import Progress
+from lgq.progress import Progress, unwatched
 
 _IMAGES_AT_A_TIME = 256
 
@@ -94,7 +94,7 @@ class TokenCounts:
 
 
 def token_entropies(
-    training: TokenDataset, validation: TokenDataset | None = None, *, on_progress: Progress | None = None
+    training: TokenDataset, validation: TokenDataset | None = None, *, on_progress: Progress = unwatched
 ) -> TokenEntropies:
     """One pass over the tokens of each; mirrored images do not count."""
     sets = [training] if validation is None else [training, validation]
@@ -106,8 +106,7 @@ def token_entropies(
             items = [data[i] for i in range(start, min(start + _IMAGES_AT_A_TIME, len(data)))]
             count.update(torch.stack([item.tokens for item in items]), [item.label for item in items])
             done += len(items)
-            if on_progress is not None:
-                on_progress(done, total)
+            on_progress(done, total)
     return _compared(*counts)
 
 

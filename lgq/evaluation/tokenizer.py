@@ -19,10 +19,11 @@ from lgq.data import DataError, ImageDataset, ImageLoader
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.evaluation.codebook import CodeUsage
 from lgq.evaluation.judges import NEED_INCEPTION, Judges
-from lgq.evaluation.passes import Progress, share_of_images
+from lgq.evaluation.passes import share_of_images
 from lgq.evaluation.quality import Codes, Images, TokenizerQuality
 from lgq.evaluation.reference import Reference
 from lgq.models.modes import in_eval_mode
+from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
@@ -71,13 +72,13 @@ def evaluate_tokenizer(
     batch_size: int = 32,
     workers: int = 0,
     use_cache: bool = True,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> Evaluation:
     """Centre-cropped images through a tokenizer, in eval mode and in the precision of its weights.
 
     use_cache: take the features of the images from the cache of an earlier evaluation, or leave them there.
     """
-    device = next(tokenizer.parameters()).device
+    device = tokenizer.device
     loader = share_of_images(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
     codes = tokenizer.codebook_size * tokenizer.stages
     with in_eval_mode(tokenizer):
@@ -94,7 +95,7 @@ def evaluate(
     device: torch.device,
     *,
     use_cache: bool = True,
-    on_progress: Progress | None = None,
+    on_progress: Progress = unwatched,
 ) -> Evaluation:
     """The same of anything that reconstructs images; what has no codes, such as JPEG, gives zeros of one."""
     total, reference = len(loader.dataset), _reference(loader, judges)
@@ -106,8 +107,7 @@ def evaluate(
         reconstructions, codes = reconstruct(images)
         ratios[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
         read[batch.indices] = 1
-        if on_progress is not None:
-            on_progress(batch.position, total)
+        on_progress(batch.position, total)
     everywhere, ratios, read = quality.over_ranks(), sum_over_ranks(ratios), sum_over_ranks(read)
     if everywhere.pixels.count == 0:
         raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")

@@ -30,7 +30,7 @@ def _picture(
     loading = Loading(image_size=image_size, batch_size=len(scores))
     subset = Subset(data, [score.number for score in scores])
     images = next(ImageLoader(subset, loading).one_pass()).images
-    device = next(tokenizer.parameters()).device
+    device = tokenizer.device
     reconstructions = tokenizer.decode(tokenizer.encode(images.to(device))).cpu()
     return reconstruction_grid(
         images,

@@ -6,7 +6,7 @@ b = images, s = their side in pixels, c = results. Images are RGB in [-1, 1].
     png = sample_grid(images, [0, 0, 7, 7], maskgit.classes, caption="11 steps")
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from lgq.checks import require_at_least
 from lgq.evaluation.generation import batch_seed
 from lgq.generator import MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.progress import Progress, unwatched
 from lgq.report.canvas import GAP, LINE, MARGIN, blank_sheet, pixels, sheet_png, text_width, write
 from lgq.report.pictures import Panel, side_by_side
 
@@ -31,7 +32,7 @@ def draw_samples(
     *,
     seed: int = 0,
     batch_size: int = 32,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = unwatched,
 ) -> Iterator[Float[Tensor, "b 3 s s"]]:
     """An image of each class, batch by batch, on the CPU: the same for the same seed and batch size."""
     require_at_least(1, batch_size=batch_size)
@@ -40,8 +41,7 @@ def draw_samples(
     for first in range(0, len(classes), batch_size):
         chosen = torch.tensor(classes[first : first + batch_size])
         yield maskgit.generate(chosen, sampling, seed=batch_seed(seed, first)).cpu()
-        if on_progress is not None:
-            on_progress(min(first + batch_size, len(classes)), len(classes))
+        on_progress(min(first + batch_size, len(classes)), len(classes))
 
 
 def sample_grid(

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lgq.progress import Progress, unwatched
 from lgq.weights.errors import WeightsError
 from lgq.weights.registry import Archive
 
-Progress = Callable[[int, int], None]
 """Told, again and again, how many bytes have come of how many."""
 
 _SECONDS_BETWEEN_REPORTS = 0.1
@@ -34,7 +34,7 @@ __legacy__ = sys.modules[__name__]
 """
 
 
-def download(archive: Archive, work: Path, on_progress: Progress | None = None) -> Path:
+def download(archive: Archive, work: Path, on_progress: Progress = unwatched) -> Path:
     """Download into `work`, an empty directory; the caller still checks what came."""
     requirements = work / "requirements.txt"
     pinned = f"{archive.package}=={archive.version} --hash=sha256:{archive.fingerprint.sha256}\n"
@@ -42,8 +42,7 @@ def download(archive: Archive, work: Path, on_progress: Progress | None = None) 
     _write_stand_in(archive, work / "stand-in")
 
     def report() -> None:
-        if on_progress:
-            on_progress(_bytes_come(work, archive.filename), archive.fingerprint.size)
+        on_progress(_bytes_come(work, archive.filename), archive.fingerprint.size)
 
     if _run_pip(requirements, work, report) != 0:
         raise WeightsError(_explanation(archive, (work / "log").read_text(errors="replace")))

@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lgq.files import DamagedFileError, Fingerprint
+from lgq.progress import Progress, unwatched
 from lgq.weights.archive import read_member
 from lgq.weights.cache import is_here, store, workspace
-from lgq.weights.download import Progress, download
+from lgq.weights.download import download
 from lgq.weights.errors import WeightsError
 from lgq.weights.registry import SETS, Archive, WeightSet, find
 
 
-def fetch(name: str, on_progress: Progress | None = None) -> bool:
+def fetch(name: str, on_progress: Progress = unwatched) -> bool:
     """Bring a set into the cache, with all others that its archive carries; False if it was there."""
     weights = find(name)
     if weights.archive is None:

@@ -19,9 +19,12 @@ from lgq.data import DataError, FolderDataset, open_dataset, to_tensor
 from lgq.data.token_format import HEADER, Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.encoding import decode_tokens, encode_dataset, reconstruct_images, tokenizer_of
+from lgq.evaluation.decoding import decode_tokens
+from lgq.evaluation.encoding import encode_dataset, tokenizer_of
+from lgq.evaluation.side_by_side import reconstruct_images
 from lgq.models.autoencoder import Backbone
 from lgq.pretrained import PretrainedError
+from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
 
@@ -214,7 +217,7 @@ def test_an_encoding_killed_within_a_shard_goes_on_to_the_same_bytes(tmp_path, p
 def test_a_killed_decoding_goes_on_to_the_same_pictures(tmp_path, tokenizer, encoded, monkeypatch, call, at):
     decode_tokens(tokenizer, encoded, tmp_path / "whole", batch_size=1)
 
-    def task(on_progress: Any = None) -> None:
+    def task(on_progress: Progress = unwatched) -> None:
         decode_tokens(tokenizer, encoded, tmp_path / "out", batch_size=1, on_progress=on_progress)
 
     run_until_killed(task, call, at, monkeypatch)
