@@ -17,8 +17,6 @@ from lgq.progress import Progress, unwatched
 from lgq.weights.errors import WeightsError
 from lgq.weights.registry import Archive
 
-"""Told, again and again, how many bytes have come of how many."""
-
 _SECONDS_BETWEEN_REPORTS = 0.1
 _STAND_IN = """
 import os, sys
