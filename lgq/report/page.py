@@ -14,6 +14,7 @@ from lgq.files import make_directory, replace_file
 from lgq.report import curves
 from lgq.report.album import albums
 from lgq.report.ledger import Ledger, read_ledger
+from lgq.report.pairs import paired_table
 from lgq.report.paper import TABLES
 from lgq.report.runs_table import runs_table
 from lgq.report.tables import Table, build_table, own_table
@@ -73,7 +74,8 @@ def _tables(ledger: Ledger) -> list[Table]:
     of_the_paper = [build_table(ledger, table) for table in TABLES]
     covered = {table.experiment for table in TABLES} - _ALSO_OURS
     own = [own_table(ledger, plan) for name, plan in ledger.plans.items() if name not in covered]
-    return of_the_paper + own
+    pairs = paired_table(ledger)
+    return of_the_paper + own + ([pairs] if pairs else [])
 
 
 def _environment() -> Environment:

@@ -31,6 +31,8 @@ class Cell:
     """Sample standard deviation, which one seed does not have."""
     sources: tuple[Source, ...] = ()
     best: bool = False
+    worse: bool = False
+    """Of a difference: certainly not for the better."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from lgq.report.curves import charts_of, round_values
 from lgq.report.intervals import Sample, clear_best, separated, t_quantile
 from lgq.report.ledger import read_ledger
 from lgq.report.page import report_page, write_report
+from lgq.report.pairs import paired_table
 from lgq.report.paper import COMPARISON, TABLES
 from lgq.report.tables import NOT_GIVEN, build_table, own_table
 from lgq.rows import Results, RowsError
@@ -160,6 +161,62 @@ def test_rows_compete_within_their_group_alone():
     ledger = ledger_of({"mine": rows})
     table = own_table(ledger, ledger.plans["mine"])
     assert [row.name for row in table.rows if row.ours[0].best] == ["B, small", "A, large"]
+
+
+LUCK = (-1.0, 0.0, 1.0)
+"""Of a seed, the same for all rows of it."""
+
+
+def shared_luck(advantage: tuple[float, ...]) -> list[FakeRow]:
+    """LGQ ahead by so much with each seed, in rows that vary with the seed far more."""
+    ours = tuple(20 + luck + lead for luck, lead in zip(LUCK, advantage, strict=True))
+    return comparison({"fsq": tuple(20 + luck for luck in LUCK), "lgq": ours})
+
+
+def test_a_difference_of_the_same_seeds_is_seen_where_intervals_touch():
+    ledger = ledger_of({"comparison": shared_luck((0.1, 0.2, 0.3))})
+    assert not any(row.ours[0].best for row in build_table(ledger, COMPARISON).rows if row.ours)
+    (row,) = paired_table(ledger).rows
+    low, high = interval((0.1, 0.2, 0.3))
+    assert (row.name, row.seeds, row.ours[0].best) == ("against FSQ", 3, False)
+    assert (row.ours[0].mean, row.ours[0].spread) == ("+0.200", f"{low:.3f} to +{high:.3f}")
+    clear = paired_table(ledger_of({"comparison": shared_luck((0.19, 0.2, 0.21))}))
+    assert clear.rows[0].ours[0].best
+    assert not clear.rows[0].ours[0].worse
+    assert [source.seed for source in clear.rows[0].ours[0].sources] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "psnrs",
+    [{"lgq": (20.0,), "fsq": (21.0,)}, {"fsq": (20.0, 21.0), "ibq": (20.0, 21.0)}, {"lgq": (20.0, 21.0)}],
+)
+def test_differences_need_two_seeds_and_two_rows_one_of_them_lgq(psnrs):
+    assert paired_table(ledger_of({"comparison": comparison(psnrs)})) is None
+
+
+def test_differences_are_of_the_seeds_that_both_rows_have_a_number_of():
+    rows = shared_luck((0.1, 0.2, 0.3))
+    rows[0].values[2]["psnr"] = None
+    cell = paired_table(ledger_of({"comparison": rows})).rows[0].ours[0]
+    assert cell.mean == "+0.150"
+
+
+def test_a_difference_for_the_worse_is_no_best():
+    cell = paired_table(ledger_of({"comparison": shared_luck((-2.0, -2.1, -2.2))})).rows[0].ours[0]
+    assert (cell.best, cell.worse, cell.mean) == (False, True, "-2.100")
+
+
+def test_a_lower_distance_is_a_difference_for_the_better():
+    rows = shared_luck((-2.0, -2.1, -2.2))
+    for row in rows:
+        row.values = [{"rfid": value["psnr"]} for value in row.values]
+    cell = paired_table(ledger_of({"comparison": rows})).rows[0].ours[3]
+    assert (cell.best, cell.worse, cell.mean) == (True, False, "-2.10")
+
+
+def test_differences_prefer_the_experiment_with_more_seeds():
+    rows = {"comparison": shared_luck((1.0, 1.0, 1.0)), "seeds": shared_luck((2.0, 2.0, 2.0))}
+    assert paired_table(ledger_of(rows)).rows[0].ours[0].mean == "+2.000"
 
 
 def test_rows_that_were_not_run_are_shown_as_such(results):
