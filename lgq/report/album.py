@@ -105,7 +105,9 @@ def _classes(generators: dict[str, FinishedRun]) -> str:
     shown: list[Any] = [run.record.get("shown_classes") for run in generators.values()]
     if not shown or not isinstance(shown[0], list) or any(each != shown[0] for each in shown):
         return ""
-    return f"At each place all have the same class; row by row: {', '.join(map(str, shown[0]))}."
+    # ImageNet names a class by all its synonyms.
+    names = [str(name).split(",")[0] for name in shown[0]]
+    return f"At each place all have the same class; row by row: {'; '.join(names)}."
 
 
 def _pictures(

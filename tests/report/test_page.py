@@ -385,3 +385,20 @@ def test_large_pictures_are_made_small(results):
     Image.fromarray(noise).save(file, "PNG")
     results.write_pictures(comparison()[0].ids("comparison")[0], {"reconstructions": file.getvalue()})
     assert len(report_page(read_ledger(results.root))) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("of_the_other", "named"),
+    [(["tench, Tinca tinca", "barn"], True), (["barn", "barn"], False), (None, False)],
+)
+def test_samples_name_their_classes_where_all_drew_the_same(tmp_path, of_the_other, named):
+    shown = {"LGQ": ["tench, Tinca tinca", "barn"], "FSQ": of_the_other}
+    rows = [
+        FakeRow(name, {}, [{"gfid": 9.0}], kind="generator", extra={"shown_classes": classes})
+        for name, classes in shown.items()
+    ]
+    written = write_results(tmp_path / "results", {"generation": rows})
+    for row in rows:
+        written.write_pictures(row.ids("generation")[0], {"samples": png()})
+    text = checked(report_page(read_ledger(written.root))).text
+    assert ("row by row: tench; barn." in text) is named
