@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import torch
@@ -11,11 +10,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lgq.bench import encode, evaluate, quantizers, sample, scale, tables, train
-from lgq.bench.scale_plot import forecast_plot
-from lgq.bench.scale_tables import of_scale
-from lgq.cli.console import ERRORS, progress_of, tracked
-from lgq.files import make_directory, replace_file
+from lgq.bench import encode, evaluate, quantizers, sample, tables, train
+from lgq.cli.console import ERRORS, tracked
 
 Settings = TypeVar("Settings")
 Json = Annotated[bool, tyro.conf.arg(name="json")]
@@ -80,27 +76,6 @@ class BenchSample(Benchmark[sample.SampleBenchmark]):
         return self.show(sample.run(self.settings), total, "drawing", tables.of_sampling)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchScale(Benchmark[scale.ScaleBenchmark]):
-    """One process and two on this machine, and a forecast of training and encoding on many GPUs."""
-
-    plot: Path | None = None
-    """Also draw the forecast, into this PNG."""
-
-    def run(self) -> int:
-        with progress_of("measuring") as report:
-            report(0, scale.STAGES)
-            found = scale.run(self.settings, report)
-        for table in of_scale(found):
-            (ERRORS if self.as_json else Console()).print(table)
-        if self.as_json:
-            print(json.dumps({"machine": _machine(), "settings": asdict(self.settings)} | found.record()))
-        if self.plot is not None:
-            make_directory(self.plot.parent)
-            replace_file(self.plot, forecast_plot(self.settings, found))
-        return 0
-
-
 def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads()}
 
@@ -114,8 +89,7 @@ class Bench:
         | Annotated[BenchEncode, tyro.conf.subcommand("encode")]
         | Annotated[BenchTrain, tyro.conf.subcommand("train")]
         | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")]
-        | Annotated[BenchSample, tyro.conf.subcommand("sample")]
-        | Annotated[BenchScale, tyro.conf.subcommand("scale")],
+        | Annotated[BenchSample, tyro.conf.subcommand("sample")],
         tyro.conf.arg(name=""),
     ]
 

@@ -1,10 +1,10 @@
-"""Do the metrics of reconstructions rank what the eye ranks? Blur and JPEG of rising strength must cost more.
+"""Check that reconstruction metrics rank images as the eye does: stronger blur and JPEG must score worse.
 
-    python scripts/check_metrics.py --data 'val-{000..001}.tar'        # about half an hour on two cores
-    python scripts/check_metrics.py --data photos --images 100
+    python benchmarks/check_metrics.py --data 'val-{000..001}.tar'        # about half an hour on two cores
+    python benchmarks/check_metrics.py --data photos --images 100
 
-Prints a table, and ends with code 1 if images differ from themselves, or if LPIPS or rFID does not rise
-from each degradation to the next stronger one of its family, or PSNR or SSIM does not fall.
+Prints a table. The exit code is 1 if unchanged images do not score perfectly, if LPIPS or rFID does not rise,
+or if PSNR or SSIM does not fall, from each degradation to the next stronger one.
 """
 
 import argparse
@@ -37,14 +37,14 @@ RISES = {"psnr": False, "ssim": False, "lpips": True, "rfid": True}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True, help="a folder, a shard pattern, or `sample`")
-    parser.add_argument("--images", type=int, default=1000, help="how many, chosen at random")
-    parser.add_argument("--image-size", type=int, default=64, help="pixels to which they are cropped")
+    parser.add_argument("--images", type=int, default=1000, help="number of images, chosen at random")
+    parser.add_argument("--image-size", type=int, default=64, help="side in pixels of the centre crop")
     options = parser.parse_args()
-    sys.exit(0 if experiment(options) else 1)
+    sys.exit(0 if check(options) else 1)
 
 
-def experiment(options: argparse.Namespace) -> bool:
-    """Whether every metric ranks every family, and the identity is perfect."""
+def check(options: argparse.Namespace) -> bool:
+    """Return whether every metric ranks every family, and unchanged images are perfect."""
     console, device = Console(width=100, highlight=False), join_processes()
     judges = judges_at_hand(device)
     if judges.absent:
@@ -58,9 +58,9 @@ def experiment(options: argparse.Namespace) -> bool:
         console.print(f"{name}: " + ", ".join(f"{metric} {rows[name][metric]:.4g}" for metric in RISES))
     console.print(table(rows))
     families = {"blur": ["identity", *BLURS], "JPEG": ["identity", *JPEGS]}
-    verdicts = [is_perfect(rows["identity"], console)]
-    verdicts += [is_monotone(family, rows, names, console) for family, names in families.items()]
-    return all(verdicts)
+    checks = [is_perfect(rows["identity"], console)]
+    checks += [is_monotone(family, rows, names, console) for family, names in families.items()]
+    return all(checks)
 
 
 def measure(degrade: Degrade, loader: ImageLoader, judges: Judges, device: torch.device) -> Row:
@@ -76,7 +76,7 @@ def identity(images: Tensor) -> Tensor:
 
 
 def blur(sigma: float) -> Degrade:
-    """A Gaussian of standard deviation `sigma` pixels, along each axis; the border is mirrored."""
+    """Gaussian blur of standard deviation `sigma` pixels; the border is mirrored."""
     radius = max(1, round(3 * sigma))
     places = torch.arange(-radius, radius + 1)
     weights = torch.exp(-places.square() / (2 * sigma**2))
@@ -114,13 +114,13 @@ def is_perfect(row: Row, console: Console) -> bool:
 
 
 def is_monotone(family: str, rows: dict[str, Row], names: list[str], console: Console) -> bool:
-    verdicts = []
+    ranked = []
     for metric, rises in RISES.items():
         steps = pairwise(rows[name][metric] for name in names)
-        verdicts.append(all(b > a if rises else b < a for a, b in steps))
+        ranked.append(all(b > a if rises else b < a for a, b in steps))
         direction = "rises" if rises else "falls"
-        console.print(f"{family}: {metric} {direction if verdicts[-1] else f'DOES NOT {direction[:-1]}'}")
-    return all(verdicts)
+        console.print(f"{family}: {metric} {direction if ranked[-1] else f'DOES NOT {direction[:-1]}'}")
+    return all(ranked)
 
 
 def table(rows: dict[str, Row]) -> Table:

@@ -1,12 +1,12 @@
-"""Does memory stay flat however long data is read? Resident memory after each epoch, of every way to read it.
+"""Check that memory stays flat while data is read: resident memory after each epoch, for every loader.
 
-    python scripts/measure_memory.py                         # two to four minutes on two cores
+    python benchmarks/measure_memory.py                         # two to four minutes on two cores
 
-Makes photographs in shards, in a temporary directory, and reads them through the loaders that training
-uses: local shards without and with workers, and a stream of the same shards. Each way has a process of its
-own, whose resident memory counts with that of its workers: pages that they share count once, and pages of
-libraries do not, for other programs decide whose share these are. The ratio is that of the last epoch to the
-first; above 1.05 the exit code is 1.
+Writes images of noise to shards in a temporary directory and reads them through the training loaders: local
+shards without and with workers, and a stream of the same shards. Each loader runs in its own process, and the
+memory of its workers is included. Pages that processes share count once; pages of libraries do not count, as
+they depend on other programs. The exit code is 1 if the last epoch needs over 1.05 times the memory of the
+first.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from lgq.data.sharding import plan_shards, write_shards
 from lgq.data.stream import PipeDataset
 from lgq.data.stream_loader import training_loader
 
-WAYS = {
+LOADERS = {
     "local shards, no workers": ("{folder}/shard-*.tar", 0),
     "local shards, 2 workers": ("{folder}/shard-*.tar", 2),
     "stream, no workers": ("pipe:cat {folder}/shard-{{{last}}}.tar", 0),
@@ -47,29 +47,31 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4_000)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--loader", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way is not None:
-        for megabytes in read_epochs(given.way, given.folder, given.images, given.epochs):
+    options = parser.parse_args()
+    if options.loader is not None:
+        for megabytes in read_epochs(options.loader, options.folder, options.images, options.epochs):
             print(json.dumps(megabytes), flush=True)
         return
     with tempfile.TemporaryDirectory() as folder:
-        size = make_shards(Path(folder), given.images, given.shards)
-        measured = {way: in_new_process(way, folder, given.images, given.epochs) for way in WAYS}
-    show(measured, f"{given.images:,} images in {given.shards} shards, {size / 1e6:,.0f} MB")
+        size = make_shards(Path(folder), options.images, options.shards)
+        measured = {
+            loader: in_new_process(loader, folder, options.images, options.epochs) for loader in LOADERS
+        }
+    show(measured, f"{options.images:,} images in {options.shards} shards, {size / 1e6:,.0f} MB")
     if max(values[-1] / values[0] for values in measured.values()) > HIGHEST_RATIO:
         sys.exit(1)
 
 
-class Painted:
-    """Photographs of noise, as many as are wanted."""
+class NoiseImages:
+    """Data set of `images` JPEG images of noise."""
 
     def __init__(self, images: int):
         self.images = images
 
     def __repr__(self) -> str:
-        return f"Painted({self.images})"
+        return f"NoiseImages({self.images})"
 
     def __len__(self) -> int:
         return self.images
@@ -82,19 +84,21 @@ class Painted:
 
 
 def make_shards(folder: Path, images: int, shards: int) -> int:
-    """Returns the bytes of all shards."""
-    return write_shards(plan_shards(Painted(images), folder, shard_size=-(-images // shards))).bytes
+    """Write the shards; return their size in bytes."""
+    return write_shards(plan_shards(NoiseImages(images), folder, shard_size=-(-images // shards))).bytes
 
 
-def in_new_process(way: str, folder: str, images: int, epochs: int) -> list[float]:
-    options = ["--way", way, "--folder", folder, "--images", str(images), "--epochs", str(epochs)]
-    done = subprocess.run([sys.executable, __file__, *options], check=True, stdout=subprocess.PIPE, text=True)
+def in_new_process(loader: str, folder: str, images: int, epochs: int) -> list[float]:
+    arguments = ["--loader", loader, "--folder", folder, "--images", str(images), "--epochs", str(epochs)]
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True
+    )
     return [float(line) for line in done.stdout.splitlines()]
 
 
-def read_epochs(way: str, folder: str, images: int, epochs: int) -> Iterator[float]:
-    """Megabytes after each epoch."""
-    spec, workers = WAYS[way]
+def read_epochs(loader: str, folder: str, images: int, epochs: int) -> Iterator[float]:
+    """Yield the resident megabytes after each epoch."""
+    spec, workers = LOADERS[loader]
     last = f"000000..{len(list(Path(folder).glob('*.tar'))) - 1:06d}"
     data = open_dataset(spec.format(folder=folder, last=last))
     if isinstance(data, PipeDataset):
@@ -113,7 +117,7 @@ def children_of(process: int) -> list[int]:
 def megabytes_of(process: int) -> float:
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):  # a command that has just ended
+    except (FileNotFoundError, ProcessLookupError):  # a process that has just ended
         return 0.0
     counted = [line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
     return sum(map(int, counted)) / 1024
@@ -125,8 +129,8 @@ def show(measured: dict[str, list[float]], title: str) -> None:
     for epoch in range(1, 1 + max(map(len, measured.values()))):
         table.add_column(str(epoch), justify="right")
     table.add_column("last ÷ first", justify="right")
-    for way, values in measured.items():
-        table.add_row(way, *(f"{value:.0f}" for value in values), f"{values[-1] / values[0]:.3f}")
+    for loader, values in measured.items():
+        table.add_row(loader, *(f"{value:.0f}" for value in values), f"{values[-1] / values[0]:.3f}")
     Console(width=110).print(table)
 
 
