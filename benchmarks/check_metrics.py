@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lgq.data import ImageLoader, Loading, open_dataset, to_tensor
-from lgq.data.subset import random_subset
+from lgq.data import ImageLoader, LoaderSettings, open_dataset, to_tensor
+from lgq.data.images import random_subset
 from lgq.distributed import join_processes
-from lgq.evaluation.judges import Judges, judges_at_hand
-from lgq.evaluation.tokenizer import evaluate
+from lgq.evaluation import evaluate
+from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand
 
 Degrade = Callable[[Tensor], Tensor]
 Row = dict[str, float]
@@ -50,7 +50,7 @@ def check(options: argparse.Namespace) -> bool:
     if judges.absent:
         raise SystemExit("\n".join(f"{name}: {why}" for name, why in judges.absent.items()))
     data = random_subset(open_dataset(options.data), options.images)
-    loader = ImageLoader(data, Loading(image_size=options.image_size))
+    loader = ImageLoader(data, LoaderSettings(image_size=options.image_size))
     console.print(f"{data!r}, {options.image_size} x {options.image_size} pixels")
     rows = {}
     for name, degrade in ({"identity": identity} | BLURS | JPEGS).items():
@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> bool:
     return all(checks)
 
 
-def measure(degrade: Degrade, loader: ImageLoader, judges: Judges, device: torch.device) -> Row:
+def measure(degrade: Degrade, loader: ImageLoader, judges: MetricNetworks, device: torch.device) -> Row:
     def reconstruct(images: Tensor) -> tuple[Tensor, Tensor]:
         return degrade(images), torch.zeros(len(images), 1, dtype=torch.int64)
 

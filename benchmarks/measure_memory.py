@@ -26,8 +26,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lgq.data import EncodedImage, Loading, open_dataset
-from lgq.data.sharding import plan_shards, write_shards
+from lgq.data import EncodedImage, LoaderSettings, open_dataset
+from lgq.data.shard_writer import plan_shards, write_shards
 from lgq.data.stream import PipeDataset
 from lgq.data.stream_loader import training_loader
 
@@ -103,7 +103,7 @@ def read_epochs(loader: str, folder: str, images: int, epochs: int) -> Iterator[
     data = open_dataset(spec.format(folder=folder, last=last))
     if isinstance(data, PipeDataset):
         data = PipeDataset(data.commands, buffer=BUFFER)
-    batches = training_loader(data, Loading(image_size=64, batch_size=BATCH, workers=workers)).stream()
+    batches = training_loader(data, LoaderSettings(image_size=64, batch_size=BATCH, workers=workers)).stream()
     for _ in range(epochs):
         for _ in islice(batches, images // BATCH):
             pass

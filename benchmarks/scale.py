@@ -23,7 +23,7 @@ from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
 from lgq.data.images import StoredImage
-from lgq.data.sample import photograph_pixels
+from lgq.data.photographs import photograph_pixels
 from lgq.data.transforms import RandomCrop, random_crop, render
 from lgq.distributed import join_processes, leave_processes, rank, wait_for_all, world_size
 from lgq.runs import named_run

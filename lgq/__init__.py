@@ -1,6 +1,6 @@
 """Discrete image tokenizers and generators on their tokens: LGQ and its baselines, exact and memory-light."""
 
-from lgq.generator import MaskGIT
+from lgq.maskgit import MaskGIT
 from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
 from lgq.tokenizer import Tokenizer
 

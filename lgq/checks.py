@@ -3,51 +3,53 @@
 import torch
 from torch import Tensor
 
+from lgq.errors import LGQError
+
 
 def require_at_least(lowest: float, **values: float) -> None:
     for name, value in values.items():
         if not value >= lowest:
-            raise ValueError(f"{name} must be at least {lowest}, got {value}.")
+            raise LGQError(f"{name} must be at least {lowest}, got {value}.")
 
 
 def require_at_most(highest: float, **values: float) -> None:
     for name, value in values.items():
         if not value <= highest:
-            raise ValueError(f"{name} must be at most {highest}, got {value}.")
+            raise LGQError(f"{name} must be at most {highest}, got {value}.")
 
 
 def require_whole(**values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be a whole number, got {value!r}.")
+            raise LGQError(f"{name} must be a whole number, got {value!r}.")
 
 
 def require_above_zero(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}.")
+            raise LGQError(f"{name} must be positive and finite, got {value}.")
 
 
 def require_between(lowest: float, highest: float, **values: float) -> None:
     for name, value in values.items():
         if not lowest <= value <= highest:
-            raise ValueError(f"{name} must lie in {lowest}..{highest}, got {value}.")
+            raise LGQError(f"{name} must lie in {lowest}..{highest}, got {value}.")
 
 
 def require_one_of(choices: tuple[str, ...], **values: str) -> None:
     for name, value in values.items():
         if value not in choices:
-            raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
+            raise LGQError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
 
 
 def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
     if channel_dim not in range(-z.ndim, z.ndim) or z.shape[channel_dim] != dim:
-        raise ValueError(
+        raise LGQError(
             f"expected {dim} channels at axis {channel_dim}, got shape {tuple(z.shape)}: "
             f"set dim, or channel_dim (1 for BCHW)."
         )
     if not z.is_floating_point():
-        raise ValueError(f"latents must be floating point, got {z.dtype}: convert them first.")
+        raise LGQError(f"latents must be floating point, got {z.dtype}: convert them first.")
 
 
 def require_finite(z: Tensor) -> None:
@@ -55,7 +57,7 @@ def require_finite(z: Tensor) -> None:
     if torch.compiler.is_compiling() or z.is_meta or torch.isfinite(z).all():
         return
     bad = int((~torch.isfinite(z)).any(1).sum())
-    raise ValueError(
+    raise LGQError(
         f"{bad} of {len(z)} latent vectors hold NaN or infinity, and no code is near those: "
         f"look upstream, at the learning rate, the loss scale or the input."
     )
@@ -64,14 +66,14 @@ def require_finite(z: Tensor) -> None:
 def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> Tensor:
     """The indices as int64, of whichever integer type they were stored in."""
     if indices.is_floating_point() or indices.dtype == torch.bool:
-        raise ValueError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
+        raise LGQError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
     indices = indices.long()
     if torch.compiler.is_compiling() or indices.is_meta or indices.numel() == 0:
         return indices
     low, high = int(indices.min()), int(indices.max())
     if low < lowest or high >= codebook_size:
         wrong = low if low < lowest else high
-        raise ValueError(
+        raise LGQError(
             f"index {wrong} is outside {lowest}..{codebook_size - 1}: "
             f"were these tokens made by another quantizer?"
         )

@@ -10,12 +10,14 @@ import reprlib
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from lgq.errors import LGQError
+
 T = TypeVar("T")
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 3, 100, 100, 100
 
 
-class ConfigError(ValueError):
+class ConfigError(LGQError):
     """Settings that do not fit; the message names the field."""
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lgq.errors import LGQError
+
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
-class DamagedFileError(ValueError):
+class DamagedFileError(LGQError):
     """A file that is not what was written; the message goes on after the file's name."""
 
 

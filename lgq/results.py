@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lgq.errors import LGQError
 from lgq.files import DamagedFileError, make_directory, sealed_json, sync_directory, unsealed_json
 
 RESULTS = "results.jsonl"
@@ -22,7 +23,7 @@ RESULTS = "results.jsonl"
 _log = logging.getLogger(__name__)
 
 
-class ResultsError(ValueError):
+class ResultsError(LGQError):
     """Results that cannot be written or read; the message says why, and the way out."""
 
 

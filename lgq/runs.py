@@ -10,14 +10,12 @@ import difflib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from lgq.errors import LGQError
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
+from lgq.models.transformer import TransformerSettings
 from lgq.quantizers import QUANTIZERS
-from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.losses import LossWeights
-from lgq.training.recipe import TokenizerRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 
 
 def imagenet256(quantizer: str) -> TokenizerRun:
@@ -79,7 +77,7 @@ def pocket_generator() -> GeneratorRun:
     return replace(
         imagenet256_generator(),
         # Deeper and wider ones take longer to look beyond the frequencies of tokens, in steps too.
-        transformer=Transformer(layers=3, width=192, heads=4, hidden=768, dropout=0.0),
+        transformer=TransformerSettings(layers=3, width=192, heads=4, hidden=768, dropout=0.0),
         accumulate=1,
         learning_rate=1e-3,
         clip=1.0,
@@ -107,4 +105,4 @@ def _require_known(kind: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
-        raise ValueError(f"unknown {kind} {name!r}: {hint}")
+        raise LGQError(f"unknown {kind} {name!r}: {hint}")

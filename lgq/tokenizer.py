@@ -9,6 +9,8 @@ b = images, h w = height and width, of images in pixels and of tokens in tokens.
     tokenizer = Tokenizer.from_pretrained("mine")    # or "owner/name" on the Hugging Face Hub
 
 Images are RGB and float in [-1, 1], of any size that f divides.
+
+The tokenizer beside what was made with it: tokens and generators keep a copy, to be whole on their own.
 """
 
 import hashlib
@@ -27,17 +29,10 @@ from torch import Tensor, nn
 
 from lgq.checks import require_at_least, require_at_most
 from lgq.config import from_json, to_json
-from lgq.files import replace_file
+from lgq.errors import LGQError
+from lgq.files import replace_directory, replace_file
+from lgq.hub import CONFIG, WEIGHTS, HubOptions, PretrainedError, find_file, load_weights, require_weights_of
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.pretrained import (
-    CONFIG,
-    WEIGHTS,
-    HubOptions,
-    PretrainedError,
-    find_file,
-    load_weights,
-    require_weights_of,
-)
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
 _PAPER = Backbone()
@@ -70,7 +65,7 @@ License: MIT.
 """
 
 
-class TokenizerError(ValueError):
+class TokenizerError(LGQError):
     """Tokens or settings that fit no tokenizer; says which, and the way out."""
 
 
@@ -286,3 +281,31 @@ def _require_tokens(tokens: Tensor, stages: int) -> None:
         raise TokenizerError(
             f"tokens must have shape {axes}, got {tuple(tokens.shape)}: were they made by another tokenizer?"
         )
+
+
+COPY = "tokenizer"
+"""Directory of the copy within that of the tokens, or of the generator."""
+
+
+def require_room_for_copy(tokenizer: Tokenizer, folder: Path) -> bool:
+    """Whether a directory still lacks the copy; anything else in its place is refused, and stays as it is."""
+    place = folder / COPY
+    if not place.exists():
+        return True
+    try:
+        there = Tokenizer.from_pretrained(place).fingerprint()
+    except (PretrainedError, TokenizerError, OSError):
+        there = None
+    if there != tokenizer.fingerprint():
+        raise PretrainedError(
+            f"{place} holds something else, where a copy of the tokenizer would come: "
+            "choose another directory, or move it away."
+        )
+    return False
+
+
+def leave_copy(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the copy, whole or not at all, where there is none yet."""
+    if require_room_for_copy(tokenizer, folder):
+        with replace_directory(folder / COPY) as directory:
+            tokenizer.save_pretrained(directory)

@@ -25,33 +25,29 @@ from torch import Tensor
 from lgq import weights
 from lgq.cli import _parse
 from lgq.cli.console import shown
-from lgq.companion import COPY
 from lgq.config import ConfigError, from_json, to_json
 from lgq.data.images import PIXEL_LIMIT, DataError, EncodedImage, StoredImage, decode
 from lgq.data.shards import ShardDataset, expand_braces
 from lgq.data.token_format import HEADER, read_note, shard_name
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
-from lgq.evaluation.feature_set import FeatureSet
-from lgq.evaluation.fid import Gaussian, StatisticsError
+from lgq.experiments.results_directory import RowsError
 from lgq.files import Fingerprint, sealed_json
-from lgq.generator import GeneratorError, MaskGIT
-from lgq.pretrained import CONFIG, WEIGHTS, PretrainedError
+from lgq.hub import CONFIG, WEIGHTS, PretrainedError
+from lgq.maskgit import GeneratorError, MaskGIT
+from lgq.metrics.features import FeatureSet
+from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.report.ledger import read_ledger
 from lgq.report.page import report_page
 from lgq.results import RESULTS, ResultsError, read_results
-from lgq.rows import RowsError
-from lgq.tokenizer import Tokenizer, TokenizerError
+from lgq.tokenizer import COPY, Tokenizer, TokenizerError
 from lgq.training.checkpoint import MANIFEST, CheckpointError, Checkpoints, read_manifest
-from lgq.training.directory import RunError
-from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.journal import METRICS, open_journal, read_records
-from lgq.training.recipe import TokenizerRun
-from lgq.training.trained import chosen_image_size, kind_of
-from lgq.weights.archive import read_member
+from lgq.training.run_directory import RunError, chosen_image_size, kind_of
+from lgq.training.settings import GeneratorRun, TokenizerRun
 from lgq.weights.cache import path_of
-from lgq.weights.convert import inception_features, inception_with_classifier, lpips
-from lgq.weights.errors import WeightsError
+from lgq.weights.convert import WeightsError, inception_features, inception_with_classifier, lpips
+from lgq.weights.download import read_member
 from lgq.weights.registry import SETS
 
 LONGEST_MESSAGE = 2_000

@@ -16,15 +16,15 @@ from torch import nn
 
 from lgq.data.token_format import Encoding
 from lgq.data.token_writer import EncodedBatch, TokenWriter
-from lgq.evaluation.feature_set import FeatureSet
-from lgq.evaluation.fid import Gaussian
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.files import json_bytes
-from lgq.generator import MaskGIT
+from lgq.maskgit import MaskGIT
+from lgq.metrics.features import FeatureSet
+from lgq.metrics.fid import Gaussian
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
-from lgq.rows import Plan, PlannedRow, Results
+from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
-from lgq.training.recipe import TokenizerRun
+from lgq.training.settings import TokenizerRun
 from lgq.weights.cache import path_of, store
 from lgq.weights.registry import WeightSet
 
@@ -108,7 +108,7 @@ def tokenizers() -> list[Tokenizer]:
 
 
 def generator() -> MaskGIT:
-    transformer = Transformer(layers=1, width=8, heads=2, hidden=8)
+    transformer = TransformerSettings(layers=1, width=8, heads=2, hidden=8)
     return MaskGIT(tokenizers()[0], image_size=4, classes=("cat", "dog"), transformer=transformer)
 
 
@@ -135,8 +135,8 @@ def journals() -> list[bytes]:
     return [b"".join(map(json_bytes, lines)), b"".join(map(json_bytes, lines))[:-9]]
 
 
-def results(folder: Path) -> Results:
-    made = Results(folder)
+def results(folder: Path) -> ResultsDirectory:
+    made = ResultsDirectory(folder)
     planned = PlannedRow(row="lgq", label="LGQ", group="1024", kind="tokenizer", seed=0, id=RUN_ID)
     made.write_plan(
         Plan(

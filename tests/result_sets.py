@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.report.finished import FinishedRun
 from lgq.report.ledger import Ledger
-from lgq.rows import Plan, PlannedRow, Results
 
 Line = tuple[int, str, Mapping[str, float]]
 """Step, split and values of a line of metrics.jsonl."""
@@ -91,12 +91,12 @@ def ledger_of(experiments: Mapping[str, Sequence[FakeRow]]) -> Ledger:
     }
     linked = {id: replace(run, tokenizer=runs.get(run.record["tokenizer"])) for id, run in runs.items()}
     return Ledger(
-        Results("nowhere"), {name: plan_of(name, rows) for name, rows in experiments.items()}, linked
+        ResultsDirectory("nowhere"), {name: plan_of(name, rows) for name, rows in experiments.items()}, linked
     )
 
 
-def write_results(root: Path, experiments: Mapping[str, Sequence[FakeRow]]) -> Results:
-    results, ledger = Results(root), ledger_of(experiments)
+def write_results(root: Path, experiments: Mapping[str, Sequence[FakeRow]]) -> ResultsDirectory:
+    results, ledger = ResultsDirectory(root), ledger_of(experiments)
     for plan in ledger.plans.values():
         results.write_plan(plan)
     for id, run in ledger.runs.items():

@@ -9,24 +9,29 @@ import lgq
 
 ROOT = Path(lgq.__file__).parent
 TIERS = {
-    "checks": 0, "config": 0, "distributed": 0, "files": 0, "ops": 0, "pretrained": 0, "progress": 0,
-    "results": 0, "rows": 0, "weights": 0,
+    "checks": 0, "config": 0, "distributed": 0, "errors": 0, "files": 0, "ops": 0, "progress": 0, "random": 0,
+    "results": 0, "weights": 0,
     "quantizers": 1, "models": 1, "data": 1,
-    "tokenizer": 2,
-    "companion": 3,
-    "generator": 4,
-    "evaluation": 5,
-    "training": 6,
-    "runs": 7,
-    "experiments": 8, "report": 8, "bench": 8,
-    "demo": 9,
-    "cli": 10,
+    "hub": 2, "tokenizer": 3, "maskgit": 4,
+    "metrics": 5,
+    "plots": 6,
+    "inference": 7,
+    "training": 8,
+    "evaluation": 8.5,
+    "runs": 9,
+    "bench": 10,
+    "experiments": 11,
+    "report": 12,
+    "demo": 13,
+    "cli": 14,
 }  # fmt: skip
 WITHIN_TIER_ZERO = {
-    "ops": {"checks", "config", "distributed"},
-    "weights": {"files", "progress"},
-    "results": {"checks", "config", "files"},
-    "rows": {"config", "files", "results"},
+    "checks": {"errors"},
+    "config": {"errors"},
+    "files": {"errors"},
+    "ops": {"checks", "distributed", "errors"},
+    "weights": {"errors", "files", "progress"},
+    "results": {"checks", "config", "errors", "files"},
 }
 
 

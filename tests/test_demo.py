@@ -14,11 +14,11 @@ from lgq.demo import DemoResult, run_demo
 from lgq.demo.generator import demo_generator
 from lgq.demo.tokenizer import demo_run
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
+from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator import GeneratorTraining
+from lgq.training.generator_trainer import GeneratorTraining
 from lgq.training.journal import read_records
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTraining
 
 TINY = replace(
     demo_run(),
@@ -30,7 +30,7 @@ TINY = replace(
 )
 TINY_GENERATOR = replace(
     demo_generator(),
-    transformer=Transformer(layers=1, width=8, heads=1, hidden=8),
+    transformer=TransformerSettings(layers=1, width=8, heads=1, hidden=8),
     batch_size=2,
     schedule=replace(demo_generator().schedule, warmup_steps=1),
     validation_images=4,

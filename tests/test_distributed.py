@@ -15,9 +15,9 @@ from process_groups import exit_codes, on_processes
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
 from lgq.distributed import leave_processes, rank, sum_over_ranks, world_size
-from lgq.evaluation.codebook import CodeUsage
+from lgq.metrics.code_usage import CodeUsage
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
+from lgq.models.transformer import TransformerSettings
 from lgq.quantizers import LGQ, VQ
 
 DIM, SIZE, TOKENS = 4, 12, 40
@@ -145,7 +145,7 @@ SIDE, PHOTOS, DRAWN = 8, 11, 11
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    small = TransformerSettings(layers=1, width=16, heads=2, hidden=32)
     tokenizer = Tokenizer(BACKBONE, "lgq", SIZE)
     folder = tmp_path_factory.mktemp("generator") / "mine"
     maskgit = MaskGIT(tokenizer, image_size=SIDE, classes=("cat", "dog", "fox"), transformer=small)

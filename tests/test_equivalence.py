@@ -21,10 +21,9 @@ from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
 from lgq.training.losses import LossWeights
-from lgq.training.processes import prepare_accelerator
-from lgq.training.recipe import TokenizerRun
-from lgq.training.stopping import LoopSettings
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.settings import LoopSettings, TokenizerRun
+from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.trainer import prepare_accelerator
 
 TOKENS, STEPS, RATE = 48, 3, 0.5
 MORE = {

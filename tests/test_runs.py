@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lgq.config import from_json, to_json
-from lgq.models.maskgit import MaskedTransformer
+from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
 from lgq.runs import GENERATORS, RUNS, imagenet256, named_generator, named_run, pocket
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_recipe import GeneratorRun
-from lgq.training.tokenizer import TokenizerRun
+from lgq.training.settings import GeneratorRun
+from lgq.training.tokenizer_trainer import TokenizerRun
 
 
 def parameters(run: TokenizerRun) -> dict[str, int]:

@@ -16,8 +16,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lgq.hub import PretrainedError
 from lgq.models.autoencoder import Backbone
-from lgq.pretrained import PretrainedError
 from lgq.quantizers import QUANTIZERS, Residual
 from lgq.tokenizer import Tokenizer, TokenizerError
 

@@ -18,11 +18,17 @@ from torch import nn
 from lgq import weights
 from lgq.files import Fingerprint
 from lgq.progress import Progress
-from lgq.weights import SETS, WeightsError, WeightSet, cache, download, obtain
-from lgq.weights.archive import read_member
-from lgq.weights.convert import inception_features, inception_with_classifier, lpips
+from lgq.weights import SETS, WeightsError, WeightSet, cache, download
+from lgq.weights import cache as obtain
+from lgq.weights.convert import (
+    inception_features,
+    inception_with_classifier,
+    lpips,
+    numpy_pickle,
+    torchscript,
+)
+from lgq.weights.download import read_member
 from lgq.weights.registry import Archive
-from lgq.weights.unpickle import numpy_pickle, torchscript
 
 ARRAYS = {
     "layer": {"kernel": np.arange(24, dtype=np.float32).reshape(2, 3, 4), "bias": np.ones(4, np.float32)}

@@ -11,10 +11,8 @@ from PIL import Image
 from lgq.data import FolderDataset
 from lgq.models.autoencoder import Backbone
 from lgq.training.losses import LossWeights
-from lgq.training.recipe import TokenizerRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings, Outcome
-from lgq.training.tokenizer import train_tokenizer
+from lgq.training.settings import LoopSettings, Outcome, Schedule, TokenizerRun
+from lgq.training.tokenizer_trainer import train_tokenizer
 
 TINY = TokenizerRun(
     codebook_size=16,

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lgq.ops.assignment import CodebookGradient, SoftAssignment
-from lgq.ops.scores import Score
+from lgq.ops.search import Score
 from lgq.quantizers import LFQ, VQ, SimVQ
 from lgq.quantizers.base import Quantized
 

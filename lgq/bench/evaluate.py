@@ -20,12 +20,13 @@ from torch import Tensor
 from lgq.bench.memory import peak_extra_bytes
 from lgq.bench.timing import milliseconds, require_measurable
 from lgq.checks import require_at_least
-from lgq.data import ImageDataset, ImageLoader, Loading, open_dataset
-from lgq.data.subset import random_subset
-from lgq.evaluation.fid import FeatureStatistics, Gaussian
-from lgq.evaluation.geometry import CodeGeometry
-from lgq.evaluation.judges import Judges, judges_at_hand
-from lgq.evaluation.tokenizer import evaluate_tokenizer, through
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
+from lgq.data.images import random_subset
+from lgq.evaluation import evaluate_tokenizer
+from lgq.metrics.fid import FeatureStatistics, Gaussian
+from lgq.metrics.geometry import CodeGeometry
+from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand
+from lgq.metrics.quality import through
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.runs import named_run
@@ -103,14 +104,14 @@ def _evaluation_row(what: str, settings: EvaluateBenchmark) -> EvaluateRow:
         return lambda: evaluate_tokenizer(
             tokenizer,
             images,
-            Judges(lpips, inception),
+            MetricNetworks(lpips, inception),
             image_size=chosen.image_size,
             batch_size=settings.batch_size,
             # Found features would spare it half of the network passes from the second round on.
             use_cache=False,
         )
 
-    loading = Loading(image_size=chosen.image_size, batch_size=settings.batch_size)
+    loading = LoaderSettings(image_size=chosen.image_size, batch_size=settings.batch_size)
     batches = [batch.images.to(device) for batch in ImageLoader(data, loading).one_pass()]
     evaluation(random_subset(data, 2))()  # imports, and the libraries' own buffers
     networks = networks_alone(tokenizer, lpips, inception, batches)

@@ -4,7 +4,7 @@ import torch
 
 from lgq.bench.timing import interleaved
 from lgq.models.autoencoder import Decoder, Encoder
-from lgq.training.recipe import TokenizerRun
+from lgq.training.settings import TokenizerRun
 
 
 def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats: int) -> float:

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from lgq.bench.timing import milliseconds, require_measurable
 from lgq.checks import require_at_least
-from lgq.generator import MaskGIT
-from lgq.models.maskgit import MaskedTransformer
+from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Predict, Sampling, sample_tokens
+from lgq.models.transformer import MaskedTransformer
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTraining
 
 PARTS = ("data", "encoder", "quantizer", "decoder", "losses", "optimizer")
 """A discriminator's own step counts with the optimizer."""

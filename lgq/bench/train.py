@@ -28,9 +28,9 @@ from lgq.checks import require_at_least
 from lgq.data import ImageDataset, open_dataset
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
-from lgq.training.processes import prepare_accelerator
-from lgq.training.recipe import Precision, TokenizerRun
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.settings import Precision, TokenizerRun
+from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.trainer import prepare_accelerator
 
 Step = Callable[[int], object]
 

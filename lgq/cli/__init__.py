@@ -28,6 +28,7 @@ from lgq.cli.shard import Shard
 from lgq.cli.train import FAMILIES, Train, TrainGenerator
 from lgq.cli.weights import Weights
 from lgq.distributed import leave_processes
+from lgq.errors import LGQError
 from lgq.training.loop import DivergedError
 from lgq.training.signals import INTERRUPTED
 
@@ -143,7 +144,7 @@ def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
             raise refusal from None
         command = parse()  # prints help, or what is wrong with the options
     except RecursionError as error:
-        raise ValueError("a word of the command line is too long to be an option or a value.") from error
+        raise LGQError("a word of the command line is too long to be an option or a value.") from error
     return command
 
 

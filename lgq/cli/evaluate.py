@@ -15,10 +15,16 @@ from lgq.cli.places import require_place
 from lgq.cli.tokenizer_row import TokenizerQuestions, of_tokenizer
 from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
+from lgq.errors import LGQError
 from lgq.files import replace_file
 from lgq.results import RESULTS, append_result, strict
-from lgq.training.directory import describe_environment
-from lgq.training.trained import kind_of, run_of, trained_settings, trained_weights
+from lgq.training.run_directory import (
+    describe_environment,
+    kind_of,
+    run_of,
+    trained_settings,
+    trained_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class Evaluate(Request):
     def _require_questions_of(self, kind: str) -> None:
         others = self.of_generator if kind == "tokenizer" else self.of_tokenizer
         if asked := others.asked():
-            raise ValueError(f"{self.source} is a {kind}, of which {asked[0]} asks nothing: leave it out.")
+            raise LGQError(f"{self.source} is a {kind}, of which {asked[0]} asks nothing: leave it out.")
 
     def _origin(self, findings: Findings) -> dict[str, Any]:
         """What was evaluated."""
@@ -85,7 +91,7 @@ class Evaluate(Request):
     def _folder(self) -> Path:
         """Of the result; it is there once the record is."""
         if self.out is None and not Path(self.source).is_dir():
-            raise ValueError(f"{self.source} is not on this machine: give --out for record and pictures.")
+            raise LGQError(f"{self.source} is not on this machine: give --out for record and pictures.")
         folder = self.out or run_of(self.source) / "evaluation"
         require_place(folder)
         return folder

@@ -18,15 +18,16 @@ from lgq.cli.places import require_place
 from lgq.data import open_dataset
 from lgq.data.stream import require_random_access
 from lgq.distributed import rank
+from lgq.errors import LGQError
 from lgq.experiments import SCALES, Scale, named_experiment
 from lgq.experiments.estimate import Estimate, estimate_rows
 from lgq.experiments.plan import Experiment as Asked
 from lgq.experiments.plan import Sources, seeded_rows
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import Ending, chosen, run_experiment, share_of
 from lgq.experiments.tasks import CostTask
 from lgq.experiments.workplace import Crew, Drawable
-from lgq.rows import Results
-from lgq.training.recipe import Precision
+from lgq.training.settings import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,14 +103,14 @@ class Experiment:
     def _show_plan(self, asked: Asked, scale: Scale, sources: Sources, shard: tuple[int, int]) -> int:
         rows = seeded_rows(asked, scale, sources.fingerprint(), self.seeds)
         mine = share_of(chosen(rows, self.only), shard)
-        Console().print(_table(asked, estimate_rows(mine, sources, Results(self.out))))
+        Console().print(_table(asked, estimate_rows(mine, sources, ResultsDirectory(self.out))))
         return 0
 
 
 def draw(drawable: Drawable) -> dict[str, bytes]:
     """The images that come out best and worst, and the pictures of the codebook's study."""
     # With matplotlib, a second to import.
-    from lgq.report.codebooks import draw_study
+    from lgq.plots.codebooks import draw_study
     from lgq.report.extremes import extremes
 
     shown = extremes(drawable.evaluation.scores, drawable.tokenizer, drawable.data, drawable.image_size)
@@ -139,7 +140,7 @@ def _with_share(row: dict[str, Any], around: float) -> dict[str, Any]:
 def _shard(text: str) -> tuple[int, int]:
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--shard must be of the form i/n, such as 0/4, got {text!r}.")
+        raise LGQError(f"--shard must be of the form i/n, such as 0/4, got {text!r}.")
     return int(number), int(count)
 
 

@@ -8,7 +8,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from lgq.training.trained import Which
+from lgq.training.run_directory import Which
 
 Column = tuple[str, Callable[[float], str]]
 """Heading, and how a value is written."""

@@ -13,14 +13,15 @@ from lgq.checks import require_at_least
 from lgq.cli.console import progress_of, say
 from lgq.cli.places import require_place
 from lgq.distributed import join_processes, rank, world_size
-from lgq.evaluation.drawing import Drawing, draw_files, in_turns
-from lgq.evaluation.inpainting import Box, box_mask, inpaint_image, read_image, read_mask
+from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
-from lgq.generator import MaskGIT
+from lgq.inference.inpaint import Box, box_mask, inpaint_image, read_image, read_mask
+from lgq.inference.sample import Drawing, draw_files, in_turns
+from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
 from lgq.progress import Progress
-from lgq.report.samples import draw_samples, inpainting_strip, sample_grid
-from lgq.training.trained import Which, trained_generator
+from lgq.training.run_directory import Which, trained_generator
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
 # Not by `tyro.conf.configure`: within a generator's run these options keep their prefix, as it has steps too.
@@ -112,7 +113,7 @@ class Sample(_Draws):
 
     def _require_one_number(self) -> None:
         if self.count is not None and self.images is not None:
-            raise ValueError("give either --count, images of each class, or --images, images in all.")
+            raise LGQError("give either --count, images of each class, or --images, images in all.")
         given = {"count": self.count, "images": self.images}
         require_at_least(1, **{name: number for name, number in given.items() if number is not None})
 
@@ -122,7 +123,7 @@ class Sample(_Draws):
             return tuple(i * known // shown for i in range(shown))
         if len(set(self.classes)) < len(self.classes):
             given = " ".join(map(str, self.classes))
-            raise ValueError(f"--classes names each class once, got {given}: --count is for more images.")
+            raise LGQError(f"--classes names each class once, got {given}: --count is for more images.")
         return self.classes
 
     def _class_of_each(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
@@ -159,7 +160,7 @@ class Inpaint(_Draws):
         _is_picture(self.out)
         require_place(self.out.parent)
         if (self.mask is None) == (self.box is None):
-            raise ValueError("give what to draw anew as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
+            raise LGQError("give what to draw anew as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
         maskgit = self._trained(device)
         label = self._label(maskgit)
         image = read_image(self.image, maskgit.image_size)
@@ -186,7 +187,7 @@ class Inpaint(_Draws):
     def _label(self, maskgit: MaskGIT) -> int:
         known = len(maskgit.classes)
         if self.label is None and known > 1:
-            raise ValueError(f"the generator knows {known:,} classes: give --label, from 0 to {known - 1}.")
+            raise LGQError(f"the generator knows {known:,} classes: give --label, from 0 to {known - 1}.")
         return self.label or 0
 
 
@@ -196,7 +197,7 @@ def _is_picture(out: Path, *, or_folder: bool = False) -> bool:
     if or_folder and not out.suffix:
         return False
     rule = "end in .png, and be no directory" + (", or have no ending, for a directory" if or_folder else "")
-    raise ValueError(f"--out must {rule}, got {out}.")
+    raise LGQError(f"--out must {rule}, got {out}.")
 
 
 def _write(file: Path, png: bytes) -> None:

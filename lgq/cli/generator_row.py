@@ -14,20 +14,21 @@ from lgq.cli.console import progress_of
 from lgq.cli.findings import Column, Findings, Request, in_columns, row_table
 from lgq.cli.likelihood_row import likelihood_of, likelihood_table, open_token_sets
 from lgq.data import ImageDataset
-from lgq.evaluation.generation import (
+from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
+from lgq.metrics.generation import (
     GenerationEvaluation,
     evaluate_generation,
     require_comparable,
     require_drawable,
     require_inception,
 )
-from lgq.evaluation.judges import Judges, judges_of_generation
-from lgq.evaluation.reference import RealImages, reference_of_file, reference_of_images
-from lgq.generator import MaskGIT
+from lgq.metrics.metric_networks import MetricNetworks, judges_of_generation
+from lgq.metrics.reference import RealImages, reference_of_file, reference_of_images
 from lgq.models.inception import InceptionV3
 from lgq.models.sampling import Sampling
-from lgq.report.samples import sample_grid
-from lgq.training.trained import trained_generator
+from lgq.plots.pictures import sample_grid
+from lgq.training.run_directory import trained_generator
 
 _SAMPLES = 50_000
 _COLUMNS: dict[str, Column] = {
@@ -99,20 +100,20 @@ def of_generator(
 
 def _require_question(request: Request, questions: GeneratorQuestions, images: ImageDataset | None) -> None:
     if images is not None and questions.reference is not None:
-        raise ValueError("a generator is compared with --data or with --reference: give one of them.")
+        raise LGQError("a generator is compared with --data or with --reference: give one of them.")
     if not _draws(questions, images) and questions.tokens is None:
-        raise ValueError(
+        raise LGQError(
             "a generator is compared with real images: give --data, --reference, or --tokens for likelihoods."
         )
     if questions.train_tokens is not None and questions.tokens is None:
-        raise ValueError("--train-tokens is a yardstick for --tokens: give both.")
+        raise LGQError("--train-tokens is a yardstick for --tokens: give both.")
     if not _draws(questions, images):
         _require_no_drawing(request, questions)
         return
     require_at_least(2, images=_samples(request))
     require_drawable(_samples(request), questions.seeds, request.batch_size)
     if images is not None and len(images) < 2:
-        raise ValueError(
+        raise LGQError(
             f"{images!r} holds {len(images)} image, and statistics take 2 at least: give more with --data."
         )
 
@@ -129,7 +130,7 @@ def _require_no_drawing(request: Request, questions: GeneratorQuestions) -> None
         require_at_least(1, images=request.images)
     useless = [option for option in questions.asked() if option.startswith(("--seeds", "--sampling."))]
     if useless:
-        raise ValueError(
+        raise LGQError(
             f"{useless[0]} asks nothing of --tokens, for which no image is drawn: leave it out, or give "
             "--data or --reference too."
         )
@@ -139,7 +140,7 @@ def _samples(request: Request) -> int:
     return _SAMPLES if request.images is None else request.images
 
 
-def _jury(file: Path | None, device: torch.device) -> tuple[Judges, RealImages | None]:
+def _jury(file: Path | None, device: torch.device) -> tuple[MetricNetworks, RealImages | None]:
     """The judges of images, and the statistics of real ones, where a file has them."""
     judges = judges_of_generation(device)
     require_inception(judges)
@@ -155,7 +156,7 @@ def _generation(
     request: Request,
     questions: GeneratorQuestions,
     images: ImageDataset | None,
-    jury: tuple[Judges, RealImages | None],
+    jury: tuple[MetricNetworks, RealImages | None],
     device: torch.device,
 ) -> GenerationEvaluation:
     judges, reference = jury

@@ -13,12 +13,12 @@ from rich.text import Text
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
-from lgq.evaluation.decoding import decode_tokens
-from lgq.evaluation.encoding import encode_dataset
-from lgq.evaluation.encoding_cost import EncodingCost, estimate_encoding
-from lgq.evaluation.side_by_side import Reconstructions, reconstruct_images
+from lgq.errors import LGQError
+from lgq.inference.decode import decode_tokens
+from lgq.inference.encode import EncodingCost, encode_dataset, estimate_encoding
+from lgq.inference.reconstruct import Reconstructions, reconstruct_images
 from lgq.tokenizer import Tokenizer
-from lgq.training.trained import Which, chosen_image_size, trained_tokenizer
+from lgq.training.run_directory import Which, chosen_image_size, trained_tokenizer
 
 Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
@@ -38,7 +38,7 @@ class Reconstruct:
 
     def run(self) -> int:
         if not self.images:
-            raise ValueError("reconstruct needs at least one image: lgq reconstruct RUN IMAGE... --out DIR")
+            raise LGQError("reconstruct needs at least one image: lgq reconstruct RUN IMAGE... --out DIR")
         tokenizer = _load(self.tokenizer, self.weights)
         with progress_of("reconstructing") as report:
             done = reconstruct_images(tokenizer, self.images, self.out, on_progress=report)

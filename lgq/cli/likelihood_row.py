@@ -8,14 +8,12 @@ from rich.table import Table
 
 from lgq.cli.console import progress_of
 from lgq.cli.findings import Column, in_columns, row_table
-from lgq.data.token_loader import TokenLoader, TokenLoading
-from lgq.data.token_meaning import TokenMeaning, require_same_meaning
-from lgq.data.tokens import TokenDataset
+from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
+from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank, world_size
-from lgq.evaluation.likelihood import measure_likelihood
-from lgq.evaluation.token_entropy import token_entropies
-from lgq.generator import MaskGIT
-from lgq.training.generator import ONE_CLASS
+from lgq.maskgit import MaskGIT
+from lgq.metrics.likelihood import measure_likelihood, token_entropies
+from lgq.training.generator_trainer import ONE_CLASS
 
 _NATS: dict[str, Column] = {
     "nll": ("NLL", "{:.3f}".format),
@@ -45,7 +43,7 @@ def likelihood_of(
     images: how many to hide tokens of, evenly spread; all if None, and entropies are always of all.
     """
     tokens = sets[-1]
-    loading = TokenLoading(batch_size=batch_size, rank=rank(), world_size=world_size())
+    loading = TokenLoaderSettings(batch_size=batch_size, rank=rank(), world_size=world_size())
     batches = TokenLoader(tokens, loading).one_pass(images)
     values = measure_likelihood(generator.transformer, batches, device)
     values["images"] = min(images or len(tokens), len(tokens))

@@ -15,8 +15,7 @@ from lgq.config import to_json
 from lgq.distributed import rank
 from lgq.files import json_bytes
 from lgq.training.footprint import Footprint
-from lgq.training.recipe import TrainingRun
-from lgq.training.stopping import LoopSettings, Outcome
+from lgq.training.settings import LoopSettings, Outcome, TrainingRun
 
 # `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
 tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)

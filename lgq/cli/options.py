@@ -6,6 +6,8 @@ from typing import Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from lgq.errors import LGQError
+
 REGISTRY = ConstructorRegistry()
 
 
@@ -26,7 +28,7 @@ def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict
 def _pair(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not name or not equals:
-        raise ValueError(f"{word!r} is not of the form NAME=VALUE")
+        raise LGQError(f"{word!r} is not of the form NAME=VALUE")
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

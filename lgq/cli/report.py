@@ -8,6 +8,7 @@ import tyro
 
 from lgq.cli.console import say
 from lgq.cli.places import require_place
+from lgq.errors import LGQError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Report:
         from lgq.report.page import write_report  # draws with Pillow, and reads every template
 
         if self.out.is_dir():
-            raise ValueError(f"--out must be a file such as report.html, and {self.out} is a directory.")
+            raise LGQError(f"--out must be a file such as report.html, and {self.out} is a directory.")
         require_place(self.out.absolute().parent)
         written = write_report(self.results, self.out)
         for file, reason in written.damaged.items():

@@ -8,8 +8,8 @@ import tyro
 
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
-from lgq.data.sharding import plan_shards, write_shards
-from lgq.training.lock import run_lock
+from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.training.run_directory import run_lock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,15 +10,15 @@ from rich.table import Table
 from lgq.cli.console import progress_of
 from lgq.cli.findings import Column, Findings, Request, in_columns, row_table
 from lgq.data import ImageDataset
-from lgq.data.subset import random_subset
-from lgq.evaluation.judges import judges_at_hand
-from lgq.evaluation.projection import Method
-from lgq.evaluation.study import CodebookStudy, study_codebook
-from lgq.evaluation.tokenizer import Evaluation, evaluate_tokenizer
-from lgq.report.codebooks import draw_study
+from lgq.data.images import random_subset
+from lgq.errors import LGQError
+from lgq.evaluation import Evaluation, evaluate_tokenizer
+from lgq.metrics.codebook_study import CodebookStudy, study_codebook
+from lgq.metrics.metric_networks import judges_at_hand
+from lgq.plots.codebooks import Method, draw_study
 from lgq.report.extremes import extremes
 from lgq.tokenizer import Tokenizer
-from lgq.training.trained import chosen_image_size, trained_tokenizer
+from lgq.training.run_directory import chosen_image_size, trained_tokenizer
 
 _COLUMNS: dict[str, Column] = {
     "psnr": ("PSNR", "{:.2f}".format),
@@ -62,7 +62,7 @@ def of_tokenizer(
 ) -> Findings:
     """Reconstructions of images, and the codebook's geometry where it is asked for."""
     if images is None:
-        raise ValueError("a tokenizer is evaluated on images: give --data.")
+        raise LGQError("a tokenizer is evaluated on images: give --data.")
     how = _how(request, questions)
     data = images if request.images is None else random_subset(images, request.images)
     tokenizer = trained_tokenizer(request.source, request.weights).to(device)

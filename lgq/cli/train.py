@@ -10,17 +10,16 @@ import tyro
 from lgq.cli.named import Family, report_ending, show_plan
 from lgq.data import PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.encoding import tokenizer_of
+from lgq.errors import LGQError
+from lgq.inference.encode import tokenizer_of
 from lgq.runs import GENERATORS, RUNS, named_generator, named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.footprint import footprint, generator_footprint
-from lgq.training.generator import require_fit, train_generator
-from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.generator_trainer import require_fit, train_generator
 from lgq.training.networks import require_possible
-from lgq.training.recipe import TokenizerRun
-from lgq.training.resuming import Resume
-from lgq.training.tokenizer import train_tokenizer
-from lgq.training.trained import trained_tokenizer
+from lgq.training.run_directory import Resume, trained_tokenizer
+from lgq.training.settings import GeneratorRun, TokenizerRun
+from lgq.training.tokenizer_trainer import train_tokenizer
 
 Name = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
 
@@ -49,7 +48,7 @@ class Train:
         validation = None if self.val_data is None else open_dataset(self.val_data)
         require_possible(self.settings)
         if self.dry_run and isinstance(data, PipeDataset):
-            raise ValueError(
+            raise LGQError(
                 f"a dry run counts the images, which {data!r} does not tell: train without --dry-run."
             )
         if self.dry_run:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from lgq.data.folder import FolderDataset
 from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage, decode
-from lgq.data.loader import Batch, ImageLoader, Loading
-from lgq.data.sample import SampleDataset
+from lgq.data.loader import Batch, ImageLoader, LoaderSettings
+from lgq.data.photographs import SampleDataset
 from lgq.data.shards import ShardDataset
 from lgq.data.stream import PREFIX, PipeDataset
 from lgq.data.stream_loader import StreamBatch, StreamLoader
@@ -20,7 +20,7 @@ __all__ = [
     "FolderDataset",
     "ImageDataset",
     "ImageLoader",
-    "Loading",
+    "LoaderSettings",
     "PipeDataset",
     "RandomCrop",
     "SampleDataset",

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lgq.data.images import (
-    SUFFIXES,
-    UNLABELLED,
-    BrokenImage,
-    DataError,
-    EncodedImage,
-    require_readable_size,
-)
+from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, EncodedImage, require_readable_size
 
 
 class FolderDataset:

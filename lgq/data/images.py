@@ -2,10 +2,12 @@
 
 Transparent images are composited over white. Colour profiles are not applied, and CMYK is converted
 by the plain formula. Of an animation or a multi-page file, the first frame counts.
+
+Some images of a data set, as a data set.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from math import ceil
@@ -15,6 +17,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
+
+from lgq.checks import require_at_least
+from lgq.errors import LGQError
+from lgq.random import Stream, random_order
 
 # A closed list: among Pillow's other formats are some that start external programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -42,7 +48,7 @@ UNLABELLED = -1
 """The label, in arrays, of an image that has none."""
 
 
-class DataError(ValueError):
+class DataError(LGQError):
     """A mistake in what the user pointed at; the message says how to mend it."""
 
 
@@ -154,7 +160,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _from_sixteen_bits(image)
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no agreed range; store 8 or 16 bits a channel")
+        raise LGQError("floating-point pixels have no agreed range; store 8 or 16 bits a channel")
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         white = Image.new("RGBA", colours.size, "white")
@@ -166,6 +172,32 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
     # Pillow's own conversion clips at 255 where 65,535 is white.
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
+        raise LGQError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
     grey = (values + 128) // 257
     return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+
+
+class Subset:
+    """The images at `indices`, in that order; labels and names stay."""
+
+    def __init__(self, dataset: ImageDataset, indices: Sequence[int]):
+        self.dataset, self.indices = dataset, indices
+        self.classes: tuple[str, ...] = tuple(getattr(dataset, "classes", ()))
+
+    def __repr__(self) -> str:
+        if isinstance(self.indices, range) and self.indices:
+            return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
+        return f"{len(self):,} images of {self.dataset!r}"
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        return self.dataset[self.indices[index]]
+
+
+def random_subset(dataset: ImageDataset, images: int, *, seed: int = 0) -> Subset:
+    """The same images whenever data set, number and seed are; all of them if there are no more."""
+    require_at_least(1, images=images)
+    chosen = random_order(len(dataset), Stream.SUBSET, seed)[:images]
+    return Subset(dataset, sorted(chosen.tolist()))

@@ -1,4 +1,9 @@
-"""Batches whose order and content belong to (seed, epoch, position) alone.   b = images, s = side.
+"""Which images are in which batch: a matter of (seed, epoch, position) alone, whoever reads them.
+
+A position counts images over all ranks. Training cuts an endless stream of epochs into batches
+without regard to where an epoch ends; evaluation goes through the data once, in order.
+
+Batches whose order and content belong to (seed, epoch, position) alone.   b = images, s = side.
 
 Training reads an endless stream: epoch after epoch, each in its own order, cut into batches without
 regard to where an epoch ends. So every batch is full, and nothing is lost or seen twice. A position
@@ -12,19 +17,98 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
 from math import gcd
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
-from lgq.data.requests import Request, Share, endless_requests, pass_requests
-from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_bits, random_crop, render
+from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_crop, render
+from lgq.errors import LGQError
+from lgq.random import Stream, random_bits, random_order
 
-_REPLACEMENT_KEY = 3  # every use of `random_bits` has its own first part
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a process takes of each global batch."""
+
+    batch_size: int = 32
+    """Images a rank gets at a time."""
+    seed: int = 0
+    """Decides the order of each epoch and all else that is random in a batch."""
+    rank: int = 0
+    """Which share of each global batch this process takes."""
+    world_size: int = 1
+    """Number of processes that share the data."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "world_size"):
+            if getattr(self, name) < 1:
+                raise LGQError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        if not 0 <= self.rank < self.world_size:
+            raise LGQError(f"rank must be in [0, {self.world_size}), the world_size, got {self.rank}.")
+
+
+class BatchPlan(NamedTuple):
+    """A batch to be read."""
+
+    epochs: list[int]
+    indices: list[int]
+    position: int
+    """Images taken over all ranks up to and with this batch."""
+
+
+@lru_cache(maxsize=2)  # a batch may reach into the next epoch
+def epoch_order(length: int, seed: int, epoch: int) -> Int[np.ndarray, " length"]:
+    """The order in which an epoch visits the images: a permutation that belongs to (seed, epoch)."""
+    order = random_order(length, Stream.EPOCH_ORDER, seed, epoch)
+    order.setflags(write=False)
+    return order
+
+
+def endless_plans(length: int, share: Share, start: int) -> Iterator[BatchPlan]:
+    """Batches of training from position `start`, which is 0 or some plan's `position`."""
+    if start < 0:
+        raise LGQError(f"start must be 0 or the position of a batch, got {start}.")
+    return _endless_plans(length, share, start)
+
+
+def pass_plans(length: int, share: Share, limit: int | None) -> Iterator[BatchPlan]:
+    """Each image once, in order; at most `limit` of them, evenly spread."""
+    if limit is not None and limit < 1:
+        raise LGQError(f"limit must be at least 1 image, got {limit}.")
+    return _pass_plans(length, share, min(limit or length, length))
+
+
+def evenly_spread(length: int, count: int) -> list[int]:
+    """So many of the numbers below `length`, in order."""
+    return [i * length // count for i in range(count)]
+
+
+def _endless_plans(length: int, share: Share, start: int) -> Iterator[BatchPlan]:
+    everyone = share.batch_size * share.world_size
+    for first in count(start, everyone):
+        mine = first + share.rank * share.batch_size
+        places = [divmod(i, length) for i in range(mine, mine + share.batch_size)]
+        indices = [epoch_order(length, share.seed, epoch)[place].item() for epoch, place in places]
+        yield BatchPlan([epoch for epoch, _ in places], indices, first + everyone)
+
+
+def _pass_plans(length: int, share: Share, images: int) -> Iterator[BatchPlan]:
+    everyone, spread = share.batch_size * share.world_size, evenly_spread(length, images)
+    for first in range(0, images, everyone):
+        mine = first + share.rank * share.batch_size
+        indices = spread[mine : mine + share.batch_size]
+        if indices:
+            yield BatchPlan([0] * len(indices), indices, min(first + everyone, images))
+
+
 _BATCHES_AHEAD = 4
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**17  # of malloc.h, and its value at the start
 
@@ -46,7 +130,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(Share):
+class LoaderSettings(Share):
     """How images become batches."""
 
     image_size: int = 64
@@ -62,13 +146,13 @@ class Loading(Share):
         super().__post_init__()
         for name, least in (("image_size", 1), ("workers", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}.")
+                raise LGQError(f"{name} must be {least} or more, got {getattr(self, name)}.")
 
 
 class ImageLoader:
     """Reads a data set for training (`stream`) or evaluation (`one_pass`)."""
 
-    def __init__(self, dataset: ImageDataset, settings: Loading):
+    def __init__(self, dataset: ImageDataset, settings: LoaderSettings):
         if len(dataset) == 0:
             raise DataError(f"{dataset!r} holds no image.")
         self.dataset, self.settings = dataset, settings
@@ -80,7 +164,7 @@ class ImageLoader:
 
         In the place of a broken image comes another one, always the same, so that batches stay full.
         """
-        return self._stream(endless_requests(len(self.dataset), self.settings, start))
+        return self._stream(endless_plans(len(self.dataset), self.settings, start))
 
     def one_pass(self, limit: int | None = None, *, may_be_empty: bool = False) -> Iterator[Batch]:
         """Each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
@@ -91,26 +175,26 @@ class ImageLoader:
         Broken images are left out, and ranks get numbers of batches that differ by one at most:
         reduce over ranks after the pass, not in it.
         """
-        requests = list(pass_requests(len(self.dataset), self.settings, limit))
-        return self._one_pass(requests, may_be_empty)
+        plans = list(pass_plans(len(self.dataset), self.settings, limit))
+        return self._one_pass(plans, may_be_empty)
 
-    def _stream(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        for batch in self._load(_TrainingReader(self.dataset, self.settings), requests):
+    def _stream(self, plans: Iterator[BatchPlan]) -> Iterator[Batch]:
+        for batch in self._load(_TrainingReader(self.dataset, self.settings), plans):
             if batch is None:
                 raise self._nothing_readable()
             yield batch
 
-    def _one_pass(self, requests: list[Request], may_be_empty: bool) -> Iterator[Batch]:
-        readable = may_be_empty or not requests
-        for batch in self._load(_EvaluationReader(self.dataset, self.settings), requests):
+    def _one_pass(self, plans: list[BatchPlan], may_be_empty: bool) -> Iterator[Batch]:
+        readable = may_be_empty or not plans
+        for batch in self._load(_EvaluationReader(self.dataset, self.settings), plans):
             if batch is not None:
                 readable = True
                 yield batch
         if not readable:
             raise self._nothing_readable()
 
-    def _load(self, reader: "_Reader", requests: Iterable[Request]) -> Iterator[Batch | None]:
-        for loaded in in_processes(reader, self.settings, requests):
+    def _load(self, reader: "_Reader", plans: Iterable[BatchPlan]) -> Iterator[Batch | None]:
+        for loaded in in_processes(reader, self.settings, plans):
             note_broken(self.broken, loaded.broken, self.dataset)
             yield loaded.batch
 
@@ -138,17 +222,17 @@ class Sample:
 
 
 class _Reader(Dataset[_Loaded]):
-    """Turns a request into a batch, in whichever process."""
+    """Turns a plan into a batch, in whichever process."""
 
-    def __init__(self, dataset: ImageDataset, settings: Loading):
+    def __init__(self, dataset: ImageDataset, settings: LoaderSettings):
         self.dataset, self.settings = dataset, settings
 
-    def __getitem__(self, request: Request) -> _Loaded:
+    def __getitem__(self, plan: BatchPlan) -> _Loaded:
         broken: list[tuple[str, str]] = []
-        samples = self.samples(request, broken)
-        return _Loaded(stack(samples, request.position) if samples else None, broken)
+        samples = self.samples(plan, broken)
+        return _Loaded(stack(samples, plan.position) if samples else None, broken)
 
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
+    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
         raise NotImplementedError
 
     def read(
@@ -162,15 +246,15 @@ class _Reader(Dataset[_Loaded]):
 
 
 class _EvaluationReader(_Reader):
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
-        tried = (self.read(index, centre_crop, broken) for index in request.indices)
+    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
+        tried = (self.read(index, centre_crop, broken) for index in plan.indices)
         return [sample for sample in tried if sample is not None]
 
 
 class _TrainingReader(_Reader):
-    def samples(self, request: Request, broken: list[tuple[str, str]]) -> list[Sample]:
+    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
         samples = []
-        for epoch, index in zip(request.epochs, request.indices, strict=True):
+        for epoch, index in zip(plan.epochs, plan.indices, strict=True):
             sample = self._first_readable(epoch, index, broken)
             if sample is None:
                 return []
@@ -190,7 +274,7 @@ class _TrainingReader(_Reader):
 def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]:
     """The image itself, then every other one once: in strides, as broken files come in clusters."""
     yield index
-    stride = random_bits(_REPLACEMENT_KEY, seed, epoch, index) % length
+    stride = random_bits(Stream.REPLACEMENT, seed, epoch, index) % length
     while gcd(stride, length) != 1:
         stride += 1
     for step in range(1, length):
@@ -215,13 +299,13 @@ def stack(samples: list[Sample], position: int) -> Batch:
 
 
 def in_processes(
-    reader: Dataset[Any], settings: Loading, requests: Iterable[Any] | None = None
+    reader: Dataset[Any], settings: LoaderSettings, plans: Iterable[Any] | None = None
 ) -> Iterator[Any]:
-    """What a reader makes of each request, or by itself without any, in `settings.workers` processes."""
+    """What a reader makes of each plan, or by itself without any, in `settings.workers` processes."""
     loader: DataLoader[Any] = DataLoader(
         reader,
         batch_size=None,
-        sampler=requests,
+        sampler=plans,
         num_workers=settings.workers,
         prefetch_factor=_BATCHES_AHEAD if settings.workers else None,
         collate_fn=_as_it_is,

@@ -1,17 +1,165 @@
-"""One shard, written image by image into a file that gets its name when it is whole."""
+"""The record of shards that `lgq shard` writes, while they are made and when they are done.
+
+A directory of shards holds
+
+    shard-000000.tar ...    `<key>.jpg|png|webp`, the bytes of each image as they were, and `<key>.cls`
+    classes.json            names of the classes, where there are any: label i is item i
+    index.json              written last: what was sharded and how; images and bytes of each shard
+    unfinished.json         the same of the shards so far, until index.json is there
+
+Both records are UTF-8 JSON with a checksum of themselves.
+
+One shard, written image by image into a file that gets its name when it is whole.
+
+Writing WebDataset shards of any data set: the bytes of each image as they are, and its label.
+
+    plan = plan_shards(open_dataset("photos"), "shards", shard_size=10_000, seed=0)
+    index = write_shards(plan)
+    open_dataset(f"shards/{index.pattern}")
+
+Whenever the process ends, the same calls go on, and the shards are the same, byte for byte: no header
+holds a time or an owner, each shard is renamed to its place when it is whole, and it belongs to the data
+and the settings alone. One process a directory.
+"""
 
 import io
 import os
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lgq.data.images import DataError, EncodedImage
-from lgq.data.members import LABEL_MEMBER, safe_key
-from lgq.data.shard_index import Sharding, ShardRecord, shard_file
-from lgq.files import beside, sync_directory
+from torch.utils.data import Dataset
+
+from lgq.checks import require_at_least
+from lgq.config import ConfigError, from_json, to_json
+from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
+from lgq.data.loader import LoaderSettings, in_processes
+from lgq.data.shards import CLASSES, LABEL_MEMBER, safe_key
+from lgq.files import (
+    DamagedFileError,
+    beside,
+    make_directory,
+    replace_file,
+    replace_json,
+    sealed_json,
+    sync_directory,
+    unsealed_json,
+)
+from lgq.progress import Progress, unwatched
+from lgq.random import Stream, random_order
+
+FORMAT = 1
+INDEX, UNFINISHED = "index.json", "unfinished.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What is sharded, and how: shards are continued only where all of it is equal."""
+
+    source: str
+    """The data set, as it shows itself."""
+    source_images: int
+    """Images in the data set, with those that cannot be read."""
+    classes: tuple[str, ...] = ()
+    """Label i is `classes[i]`."""
+    shard_size: int = 10_000
+    """Images a shard; the last one may have fewer."""
+    shard_bytes: int | None = None
+    """Bytes of images a shard, if that ends it sooner; None has no such limit."""
+    seed: int | None = None
+    """Of the order of the images; None leaves it as it is."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, source_images=self.source_images, shard_size=self.shard_size)
+        if self.shard_bytes is not None:
+            require_at_least(1, shard_bytes=self.shard_bytes)
+        if self.seed is not None:
+            require_at_least(0, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """A shard that is done."""
+
+    file: str
+    images: int
+    bytes: int
+    """Of the file."""
+    taken: int
+    """Images of the data set that it covers, with those that cannot be read."""
+    broken: tuple[tuple[str, str], ...]
+    """Name and reason of each image that was left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """The content of index.json."""
+
+    format: int
+    sharding: Sharding
+    images: int
+    bytes: int
+    shards: tuple[ShardRecord, ...]
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Images that were left out, with the reason."""
+        return dict(pair for shard in self.shards for pair in shard.broken)
+
+    @property
+    def pattern(self) -> str:
+        """Of the shards' files, as `open_dataset` takes it."""
+        last = len(self.shards) - 1
+        return shard_file(f"{{000000..{last:06d}}}" if last else "000000")
+
+
+def shard_file(number: str) -> str:
+    return f"shard-{number}.tar"
+
+
+def read_index(folder: Path, sharding: Sharding) -> ShardIndex:
+    """What is in a directory so far; whatever is not of the same sharding is refused."""
+    for path in (folder / INDEX, folder / UNFINISHED):
+        if path.exists():
+            found = _read(path)
+            _require_same(found.sharding, sharding, folder)
+            return found
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file: choose a directory for the shards.")
+    if folder.is_dir() and any(not path.name.startswith((".", UNFINISHED)) for path in folder.iterdir()):
+        raise DataError(f"{folder} holds something else than shards of `lgq shard`: choose a new directory.")
+    return index_of(sharding, [])
+
+
+def index_of(sharding: Sharding, shards: list[ShardRecord]) -> ShardIndex:
+    images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
+    return ShardIndex(format=FORMAT, sharding=sharding, images=images, bytes=size, shards=tuple(shards))
+
+
+def write_index(path: Path, index: ShardIndex) -> None:
+    make_directory(path.parent)
+    replace_file(path, sealed_json(to_json(index)))
+
+
+def _read(path: Path) -> ShardIndex:
+    try:
+        return from_json(ShardIndex, unsealed_json(path.read_bytes()))
+    except (OSError, DamagedFileError, ConfigError) as error:
+        raise DataError(f"cannot go on with {path} ({error}): choose another directory.") from error
+
+
+def _require_same(found: Sharding, wanted: Sharding, folder: Path) -> None:
+    for field in fields(Sharding):
+        before, now = getattr(found, field.name), getattr(wanted, field.name)
+        if before != now:
+            raise DataError(
+                f"{folder} holds other shards: their {field.name} is {before!r:.80}, not {now!r:.80}. Repeat "
+                "their arguments, or choose another directory."
+            )
 
 
 class Checked(NamedTuple):
@@ -107,3 +255,122 @@ class NewShard:
         info = tarfile.TarInfo(name)
         info.size = len(data)
         self._tar.addfile(info, io.BytesIO(data))
+
+
+_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
+_CHECK_SHRINK = 8.0  # a JPEG decoded at an eighth of its sides is read to its last byte, in less time
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Shards to be written."""
+
+    dataset: ImageDataset
+    folder: Path
+    sharding: Sharding
+
+
+def plan_shards(dataset: ImageDataset, out: str | Path, **settings: Any) -> ShardPlan:
+    """Settings are those of `Sharding`; a directory with anything else in it is refused, before any work."""
+    classes = tuple(getattr(dataset, "classes", ()))
+    sharding = Sharding(source=repr(dataset), source_images=len(dataset), classes=classes, **settings)
+    read_index(Path(out), sharding)
+    return ShardPlan(dataset, Path(out), sharding)
+
+
+def write_shards(plan: ShardPlan, *, workers: int = 0, on_progress: Progress = unwatched) -> ShardIndex:
+    """Write what is missing; images that cannot be read, or are of another format, are left out and listed.
+
+    workers: processes that read and check images ahead.
+    """
+    with _disk_errors_named(plan.folder):
+        records = list(read_index(plan.folder, plan.sharding).shards)
+        if not (plan.folder / INDEX).exists():
+            write_index(plan.folder / UNFINISHED, index_of(plan.sharding, records))
+        writer = _Writer(plan, workers, on_progress)
+        writer.mend(records)
+        for record in writer.write_on(records):
+            records.append(record)
+            write_index(plan.folder / UNFINISHED, index_of(plan.sharding, records))
+        if plan.sharding.classes:
+            replace_json(plan.folder / CLASSES, list(plan.sharding.classes))
+        index = index_of(plan.sharding, records)
+        write_index(plan.folder / INDEX, index)
+        (plan.folder / UNFINISHED).unlink(missing_ok=True)
+    return index
+
+
+class _Checker(Dataset[Checked]):
+    """Reads and checks images, in whichever process."""
+
+    def __init__(self, dataset: ImageDataset):
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Checked:
+        try:
+            image = self.dataset[index]
+            return Checked(index, image, _suffix(image), None)
+        except BrokenImage as error:
+            return Checked(index, None, "", (error.name, error.reason))
+
+
+def _suffix(image: EncodedImage) -> str:
+    stored = StoredImage(image.data, image.name)
+    stored.rgb(shrink=_CHECK_SHRINK)
+    if stored.format not in _SUFFIXES:
+        raise BrokenImage(image.name, f"shards hold JPEG, PNG and WebP, not {stored.format}: convert it")
+    return _SUFFIXES[stored.format]
+
+
+class _Writer:
+    def __init__(self, plan: ShardPlan, workers: int, on_progress: Progress) -> None:
+        self.plan, self.loading = plan, LoaderSettings(workers=workers)
+        self.on_progress = on_progress
+        self.total, seed = plan.sharding.source_images, plan.sharding.seed
+        self.order: Sequence[int] = range(self.total)
+        if seed is not None:
+            self.order = random_order(self.total, Stream.SHARD_ORDER, seed).tolist()
+
+    def mend(self, records: list[ShardRecord]) -> None:
+        """Write anew what is no longer as it was left."""
+        first = 0
+        for number, record in enumerate(records):
+            path = self.plan.folder / record.file
+            if not path.exists() or path.stat().st_size != record.bytes:
+                with NewShard(self.plan.folder, number, self.plan.sharding) as shard:
+                    for checked in self._checked(first, first + record.taken):
+                        shard.take(checked)
+                if shard.record != record:
+                    raise DataError(f"{path} would become another: {self.plan.dataset!r} has changed.")
+            first += record.taken
+
+    def write_on(self, records: list[ShardRecord]) -> Iterator[ShardRecord]:
+        """The shards after those that are there."""
+        first, number = sum(record.taken for record in records), len(records)
+        checked = self._checked(first, self.total)
+        image = next(checked, None)
+        while image is not None:
+            with NewShard(self.plan.folder, number, self.plan.sharding) as shard:
+                while image is not None and shard.has_room_for(image):
+                    shard.take(image)
+                    image = next(checked, None)
+                shard.require_images()
+            yield shard.record
+            number += 1
+
+    def _checked(self, first: int, last: int) -> Iterator[Checked]:
+        reader = _Checker(self.plan.dataset)
+        for done, checked in enumerate(in_processes(reader, self.loading, self.order[first:last]), first + 1):
+            yield checked
+            self.on_progress(done, self.total)
+
+
+@contextmanager
+def _disk_errors_named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you may "
+            "write to; what is finished stays, and the same command goes on from there."
+        ) from error

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset
-from lgq.data.loader import ImageLoader, Loading, Sample, in_processes, note_broken, rendered, stack
+from lgq.data.loader import ImageLoader, LoaderSettings, Sample, in_processes, note_broken, rendered, stack
 from lgq.data.stream import PipeDataset, Place, StreamedImage, endless_images
 from lgq.data.transforms import Crop, random_crop
+from lgq.errors import LGQError
 
 Places = list[list[int]]
 """A `Place` for each reader, the one whose turn is next first; lists, for a checkpoint holds nothing else."""
@@ -36,7 +37,7 @@ class StreamBatch(NamedTuple):
 class StreamLoader:
     """Reads a stream for training; a pass for evaluation needs random access."""
 
-    def __init__(self, dataset: PipeDataset, settings: Loading):
+    def __init__(self, dataset: PipeDataset, settings: LoaderSettings):
         self.dataset, self.settings = dataset, settings
         self.readers_here = max(1, settings.workers)
         self.readers = self.readers_here * settings.world_size
@@ -66,7 +67,7 @@ class StreamLoader:
             return [Place(reader) for reader in mine]
         places = [Place(*place) for place in start if place[0] in mine] if isinstance(start, list) else []
         if sorted(place.reader for place in places) != list(mine):
-            raise ValueError(
+            raise LGQError(
                 f"start must be 0 or the position of a batch of {self.readers} readers, got {start}."
             )
         return places
@@ -82,7 +83,7 @@ class StreamLoader:
             yield loaded.batch._replace(position=[list(place) for place in places])
 
 
-def training_loader(dataset: ImageDataset, settings: Loading) -> ImageLoader | StreamLoader:
+def training_loader(dataset: ImageDataset, settings: LoaderSettings) -> ImageLoader | StreamLoader:
     """The loader that fits the data; each has a `stream` of batches, which knows where to go on."""
     return (
         StreamLoader(dataset, settings)
@@ -102,7 +103,7 @@ class _Loaded(NamedTuple):
 class _Reader(IterableDataset[_Loaded]):
     """One reader in each process that iterates it."""
 
-    def __init__(self, dataset: PipeDataset, settings: Loading, places: list[Place], readers: int):
+    def __init__(self, dataset: PipeDataset, settings: LoaderSettings, places: list[Place], readers: int):
         self.dataset, self.settings, self.places, self.readers = dataset, settings, places, readers
 
     def __iter__(self) -> Iterator[_Loaded]:

@@ -15,11 +15,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from lgq.data.images import UNLABELLED
-from lgq.data.requests import Request, Share, endless_requests, pass_requests
+from lgq.data.loader import BatchPlan, Share, endless_plans, pass_plans
 from lgq.data.tokens import TokenDataset
-from lgq.data.transforms import random_bits
-
-_FLIP_KEY = 6  # every use of `random_bits` has its own first part
+from lgq.random import Stream, random_bits
 
 
 class TokenBatch(NamedTuple):
@@ -36,7 +34,7 @@ class TokenBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLoading(Share):
+class TokenLoaderSettings(Share):
     """How tokens become batches."""
 
     flips: bool = True
@@ -46,35 +44,35 @@ class TokenLoading(Share):
 class TokenLoader:
     """Reads token shards for training (`stream`) or evaluation (`one_pass`)."""
 
-    def __init__(self, dataset: TokenDataset, settings: TokenLoading):
+    def __init__(self, dataset: TokenDataset, settings: TokenLoaderSettings):
         self.dataset, self.settings = dataset, settings
         self._flips = settings.flips and dataset.encoding.flips
         self._unlabelled = UNLABELLED if dataset.classes else 0
 
     def stream(self, start: int = 0) -> Iterator[TokenBatch]:
         """Endless, shuffled batches from position `start`, which is 0 or some batch's `position`."""
-        requests = endless_requests(len(self.dataset), self.settings, start)
-        return (self._read(request, flips=self._flips) for request in requests)
+        plans = endless_plans(len(self.dataset), self.settings, start)
+        return (self._read(plan, flips=self._flips) for plan in plans)
 
     def one_pass(self, limit: int | None = None) -> Iterator[TokenBatch]:
         """Each image once, in order, as it is; at most `limit` of them, evenly spread.
 
         Ranks get numbers of batches that differ by one at most: reduce over ranks after the pass.
         """
-        requests = pass_requests(len(self.dataset), self.settings, limit)
-        return (self._read(request, flips=False) for request in requests)
+        plans = pass_plans(len(self.dataset), self.settings, limit)
+        return (self._read(plan, flips=False) for plan in plans)
 
-    def _read(self, request: Request, *, flips: bool) -> TokenBatch:
-        items = [self.dataset[index] for index in request.indices]
+    def _read(self, plan: BatchPlan, *, flips: bool) -> TokenBatch:
+        items = [self.dataset[index] for index in plan.indices]
         tokens = [item.tokens for item in items]
-        for place, visit in enumerate(zip(request.epochs, request.indices, strict=True)):
-            if flips and random_bits(_FLIP_KEY, self.settings.seed, *visit) & 1:
-                tokens[place] = self.dataset.flipped(request.indices[place])
+        for place, visit in enumerate(zip(plan.epochs, plan.indices, strict=True)):
+            if flips and random_bits(Stream.FLIP, self.settings.seed, *visit) & 1:
+                tokens[place] = self.dataset.flipped(plan.indices[place])
         labels = [self._unlabelled if item.label is None else item.label for item in items]
         return TokenBatch(
             tokens=torch.stack(tokens).flatten(1),
             labels=torch.tensor(labels),
-            indices=torch.tensor(request.indices),
+            indices=torch.tensor(plan.indices),
             names=[item.name for item in items],
-            position=request.position,
+            position=plan.position,
         )

@@ -5,9 +5,16 @@ h w = tokens along the height and the width.
 `TokenDataset` reads the header when it opens a directory. It reads a whole shard once, for the
 sha256, when the first image of it is asked for; from then on the shard is mapped into memory, and
 an image costs the pages that it lies on.
+
+Do tokens mean the same here as there: the same codes, at the same places, of the same classes?
+
+    TokenMeaning.of(TokenDataset("tokens/train")).require_of(TokenDataset("tokens/val"))
+
+A generator has a meaning as well: that of the tokens it learned from.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,16 +26,8 @@ from torch import Tensor
 
 from lgq.config import from_json
 from lgq.data.images import UNLABELLED
-from lgq.data.token_format import (
-    AGAIN,
-    FORMAT,
-    HEADER,
-    Encoding,
-    Header,
-    TokenError,
-    sha256_of,
-    shard_name,
-)
+from lgq.data.token_format import AGAIN, FORMAT, HEADER, Encoding, Header, TokenError, sha256_of, shard_name
+from lgq.errors import LGQError
 from lgq.files import sealed_json
 
 _LARGEST = 2**48
@@ -133,11 +132,11 @@ class _MappedShard:
         forms |= {"flipped": shape} if self._encoding.flips else {}
         for name, form in forms.items():
             if self._views[name].get_shape() != form:
-                raise ValueError(f"{name} has shape {self._views[name].get_shape()} instead of {form}")
+                raise LGQError(f"{name} has shape {self._views[name].get_shape()} instead of {form}")
             if self._views[name].get_dtype() not in _WHOLE_NUMBERS:
-                raise ValueError(f"{name} holds {self._views[name].get_dtype()}, no whole numbers")
+                raise LGQError(f"{name} holds {self._views[name].get_dtype()}, no whole numbers")
         if len(self._views["names"].get_shape()) != 1 or self._views["names"].get_dtype() != "U8":
-            raise ValueError("names are no row of bytes")
+            raise LGQError("names are no row of bytes")
 
     def tokens(self, kind: str, row: int) -> Tensor:
         # int64 in hand: torch computes little with unsigned integers, and takes uint8 for a mask.
@@ -200,12 +199,12 @@ def _require_consistent(header: Header) -> None:
     encoding, shards = header.encoding, header.shards
     sizes = (*encoding.grid, encoding.codebook_size, encoding.stages, encoding.image_size)
     if min(*sizes, encoding.shard_size, encoding.source_images, header.images) < 1 or max(sizes) > _LARGEST:
-        raise ValueError("a size is out of range")
+        raise LGQError("a size is out of range")
     if [shard.file for shard in shards] != [shard_name(number) for number in range(len(shards))]:
-        raise ValueError("shards are not named by their numbers")
+        raise LGQError("shards are not named by their numbers")
     counts = [shard.images for shard in shards]
     if min(counts) < 0 or sum(counts) != header.images or len(shards) != encoding.shards:
-        raise ValueError("the numbers of images do not add up")
+        raise LGQError("the numbers of images do not add up")
 
 
 def _why_no_header(folder: Path, error: OSError) -> str:
@@ -218,3 +217,80 @@ def _why_no_header(folder: Path, error: OSError) -> str:
     if shards:
         return f"{folder} is unfinished, with {shards} shards but no {HEADER}: {AGAIN}."
     return f"{folder} has no {HEADER}: name a directory of tokens, as `lgq encode` makes them."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenMeaning:
+    """What tokens stand for, and with whom."""
+
+    owner: str
+    """As messages call it."""
+    fingerprint: str
+    """Of the tokenizer."""
+    codebook_size: int
+    stages: int
+    grid: tuple[int, int]
+    """Tokens along the height and the width of an image."""
+    image_size: int
+    """Side in pixels of the square images that have this grid."""
+    classes: tuple[str, ...]
+    """Label i is `classes[i]`; none of images without labels."""
+
+    @classmethod
+    def of(cls, tokens: TokenDataset) -> "TokenMeaning":
+        encoding = tokens.encoding
+        return cls(
+            owner=str(tokens.path),
+            fingerprint=encoding.fingerprint,
+            codebook_size=encoding.codebook_size,
+            stages=encoding.stages,
+            grid=encoding.grid,
+            image_size=encoding.image_size,
+            classes=encoding.classes,
+        )
+
+    def require_of(self, tokens: TokenDataset) -> None:
+        """Refuse tokens that mean anything else; the last classes may be missing.
+
+        Shards name classes up to the largest label alone.
+        """
+        tokens.require_fingerprint(self.fingerprint)
+        difference = self._difference(TokenMeaning.of(tokens))
+        if difference is not None:
+            raise TokenError(f"{tokens.path} does not suit {self.owner}: {difference}.")
+
+    def _difference(self, other: "TokenMeaning") -> str | None:
+        """The first, and the way out."""
+        for name in ("codebook_size", "stages"):
+            if getattr(other, name) != getattr(self, name):
+                found, wanted = getattr(other, name), getattr(self, name)
+                return f"its {name} is {found}, not {wanted}; use the same tokenizer"
+        if other.grid != self.grid:
+            found, wanted, pixels = (f"{h} x {w}" for h, w in (other.grid, self.grid, [self.image_size] * 2))
+            return f"its grid is {found}, not {wanted}; encode images of {pixels} pixels"
+        different = self._other_classes(other)
+        return different and f"{different}; encode images of the same classes, in the same order"
+
+    def _other_classes(self, other: "TokenMeaning") -> str | None:
+        # Labels of images without classes are no first class, whatever that is called.
+        if bool(other.classes) != bool(self.classes):
+            return self._numbers(other)
+        for number, (found, wanted) in enumerate(zip(other.classes, self.classes, strict=False)):
+            if found != wanted:
+                return f"its class {number} is {found!r}, not {wanted!r}"
+        return self._numbers(other) if len(other.classes) > len(self.classes) else None
+
+    def _numbers(self, other: "TokenMeaning") -> str:
+        found, wanted = (_count_of(meaning.classes) for meaning in (other, self))
+        return f"it has {found}, and {self.owner} has {wanted}"
+
+
+def require_same_meaning(*sets: TokenDataset) -> None:
+    """Refuse sets that do not compare; the last classes may be missing in any."""
+    meaning = TokenMeaning.of(max(sets, key=lambda tokens: len(tokens.classes)))
+    for tokens in sets:
+        meaning.require_of(tokens)
+
+
+def _count_of(classes: tuple[str, ...]) -> str:
+    return f"{len(classes):,} class{'es' * (len(classes) > 1)}" if classes else "no classes"

@@ -1,28 +1,22 @@
-"""Crops for training and evaluation, each a pure function of (seed, epoch, index).   s = side of the result.
+"""Crops for training and evaluation, each a pure function of (seed, epoch, index).   s = output side."""
 
-Randomness is a hash of its key instead of a generator with a state, so it does not matter which
-process asks, in which order, or after how many restarts.
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import count
 from math import exp, log, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
 from lgq.data.images import StoredImage
+from lgq.errors import LGQError
+from lgq.random import Stream, random_fractions
 
-_CROP_KEY, _COLOUR_KEY = 1, 5  # every use of `random_bits` has its own first part, so that no two share bits
 _ATTEMPTS = 10
 _DRAFT_MARGIN = 2.0  # decoding at twice the size or more leaves the filter enough to work with
-_WORD = 2**64 - 1
 
 
 class Crop(NamedTuple):
@@ -53,33 +47,19 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest_area <= 1:
-            raise ValueError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
+            raise LGQError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
         if not 1 <= self.widest_aspect < float("inf"):
-            raise ValueError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
+            raise LGQError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
         for name in ("flip", "exchange"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
-
-
-def random_bits(*key: int) -> int:
-    """64 random bits that belong to the key."""
-    state = 0
-    for part in key:
-        state = _mix(state + (part & _WORD))
-    return state
-
-
-def random_order(length: int, *key: int) -> Int[np.ndarray, " length"]:
-    """A permutation of 0 .. length - 1 that belongs to the key."""
-    words = np.arange(length, dtype=np.uint64) + np.uint64(random_bits(*key))
-    return np.argsort(_mix(words), kind="stable")
+                raise LGQError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
 
 
 def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:
     """Where to cut image `index` of (width, height) `size` in this epoch."""
-    draws = _uniform(_CROP_KEY, seed, epoch, index)
+    draws = random_fractions(Stream.CROP, seed, epoch, index)
     flip = next(draws) < settings.flip
-    exchange = next(_uniform(_COLOUR_KEY, seed, epoch, index)) < settings.exchange
+    exchange = next(random_fractions(Stream.COLOUR, seed, epoch, index)) < settings.exchange
     for _ in range(_ATTEMPTS):
         width, height = _random_shape(size, settings, next(draws), next(draws))
         if width <= size[0] and height <= size[1]:
@@ -118,20 +98,6 @@ def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
     buffer = BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy()).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _uniform(*key: int) -> Iterator[float]:
-    """Endless numbers in [0, 1) that belong to the key."""
-    first = random_bits(*key)
-    return ((_mix(first + i) >> 11) * 2.0**-53 for i in count())
-
-
-def _mix(word: Any) -> Any:
-    """SplitMix64's next word (Steele et al. 2014), for one number or for an array of unsigned 64 bits."""
-    word = (word + 0x9E3779B97F4A7C15) & _WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
 
 
 def _random_shape(size: tuple[int, int], settings: RandomCrop, u: float, v: float) -> tuple[int, int]:

@@ -13,13 +13,11 @@ from lgq.data import SampleDataset
 from lgq.demo.drawing import DemoPicture
 from lgq.demo.generator import demo_generator, show_generator
 from lgq.demo.tokenizer import demo_run, show_tokenizer
-from lgq.evaluation.encoding import encode_dataset
-from lgq.training.generator import train_generator
-from lgq.training.generator_recipe import GeneratorRun
-from lgq.training.recipe import TokenizerRun
-from lgq.training.stopping import Outcome
-from lgq.training.tokenizer import train_tokenizer
-from lgq.training.trained import trained_tokenizer
+from lgq.inference.encode import encode_dataset
+from lgq.training.generator_trainer import train_generator
+from lgq.training.run_directory import trained_tokenizer
+from lgq.training.settings import GeneratorRun, Outcome, TokenizerRun
+from lgq.training.tokenizer_trainer import train_tokenizer
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
 """Directories within the demo's: the tokenizer's run, its tokens of the photographs, the generator's run."""

@@ -5,20 +5,18 @@ from pathlib import Path
 
 import torch
 
-from lgq.data import ImageLoader, Loading, SampleDataset
+from lgq.data import ImageLoader, LoaderSettings, SampleDataset
 from lgq.data.tokens import TokenDataset
 from lgq.demo.drawing import Drawing
-from lgq.evaluation.inpainting import box_mask, inpaint_image
-from lgq.evaluation.token_entropy import token_entropies
-from lgq.generator import MaskGIT
+from lgq.inference.inpaint import box_mask, inpaint_image
+from lgq.maskgit import MaskGIT
+from lgq.metrics.likelihood import token_entropies
 from lgq.models.sampling import Sampling
-from lgq.report.samples import draw_samples, inpainting_strip, sample_grid
+from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
 from lgq.runs import named_generator
-from lgq.training.generator_recipe import GeneratorRun
 from lgq.training.journal import read_records
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
-from lgq.training.trained import trained_generator
+from lgq.training.run_directory import trained_generator
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 
 _EACH, _RESULTS = 8, 4
 _SAMPLING = Sampling(steps=11, choice_temperature=2.0)
@@ -64,7 +62,7 @@ def _samples(generator: MaskGIT) -> Drawing:
 def _inpainting(generator: MaskGIT) -> Drawing:
     """Of the first photograph, all of it: the right half."""
     side, data = generator.image_size, SampleDataset("train")
-    first = next(ImageLoader(data, Loading(image_size=side, batch_size=1)).one_pass())
+    first = next(ImageLoader(data, LoaderSettings(image_size=side, batch_size=1)).one_pass())
     mask = box_mask((side // 2, 0, side, side), side)
     label = int(first.labels[0])
     drawn = inpaint_image(generator, first.images[0], mask, _SAMPLING, label=label, count=_RESULTS)

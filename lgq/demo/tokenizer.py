@@ -13,28 +13,20 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from lgq.data import (
-    ImageDataset,
-    ImageLoader,
-    Loading,
-    RandomCrop,
-    SampleDataset,
-    to_tensor,
-)
-from lgq.data.sample import PHOTOGRAPHS, Tile, photograph_pixels
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, RandomCrop, SampleDataset, to_tensor
+from lgq.data.photographs import PHOTOGRAPHS, Tile, photograph_pixels
 from lgq.demo.drawing import Drawing
-from lgq.evaluation.codebook import CodeUsage
-from lgq.evaluation.reconstruction import ReconstructionQuality, psnr
+from lgq.metrics.code_usage import CodeUsage
+from lgq.metrics.reconstruction import ReconstructionQuality, psnr
 from lgq.models.autoencoder import Backbone
-from lgq.report import pictures, plots
-from lgq.report.pictures import Panel
+from lgq.plots import curves as plots
+from lgq.plots import pictures
+from lgq.plots.pictures import Panel
 from lgq.runs import pocket
 from lgq.tokenizer import Tokenizer
 from lgq.training.journal import read_records
-from lgq.training.recipe import TokenizerRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
-from lgq.training.trained import trained_tokenizer
+from lgq.training.run_directory import trained_tokenizer
+from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
 
 _BATCH = 64
 _GRID_COLUMNS, _GRID_SCALE = 8, 5
@@ -91,7 +83,7 @@ class _Reconstructed(NamedTuple):
 
 
 def _reconstruct(tokenizer: Tokenizer, data: ImageDataset, size: int) -> _Reconstructed:
-    loader = ImageLoader(data, Loading(image_size=size, batch_size=_BATCH))
+    loader = ImageLoader(data, LoaderSettings(image_size=size, batch_size=_BATCH))
     images = torch.cat([batch.images for batch in loader.one_pass()])
     tokens = torch.cat([tokenizer.encode(part) for part in images.split(_BATCH)])
     decoded = torch.cat([tokenizer.decode(part) for part in tokens.split(_BATCH)])

@@ -2,6 +2,7 @@
 
 import difflib
 
+from lgq.errors import LGQError
 from lgq.experiments import (
     beyond,
     codebook_size,
@@ -33,5 +34,5 @@ def named_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         close = difflib.get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(EXPERIMENTS)}."
-        raise ValueError(f"unknown experiment {name!r}: {hint}")
+        raise LGQError(f"unknown experiment {name!r}: {hint}")
     return EXPERIMENTS[name]

@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 
 from lgq.experiments.plan import SeededRow, Sources
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.tasks import GeneratorTask, Task, TokenizerTask
 from lgq.models.masking import masked_loss, random_masks
-from lgq.rows import Results
-from lgq.training.learner import Learner
 from lgq.training.networks import require_possible
-from lgq.training.processes import prepare_accelerator
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.trainer import Learner, prepare_accelerator
 from lgq.weights import WeightsError
 
 _STEPS, _SLOW = 3, 5.0
@@ -36,14 +35,14 @@ class Estimate:
     """Of training alone; None where nothing is to be trained, or nothing can be measured."""
 
 
-def estimate_rows(rows: Sequence[SeededRow], sources: Sources, results: Results) -> list[Estimate]:
+def estimate_rows(rows: Sequence[SeededRow], sources: Sources, results: ResultsDirectory) -> list[Estimate]:
     """Rows that are finished already take no time. Nothing is written."""
     per_step: dict[str, float | None] = {}
     return [_estimate(row, sources, results, per_step) for row in rows]
 
 
 def _estimate(
-    row: SeededRow, sources: Sources, results: Results, per_step: dict[str, float | None]
+    row: SeededRow, sources: Sources, results: ResultsDirectory, per_step: dict[str, float | None]
 ) -> Estimate:
     finished, kind, task = results.is_finished(row.id), _kind(row.task), row.task
     if not finished and kind not in per_step:

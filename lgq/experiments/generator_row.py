@@ -7,23 +7,22 @@ from typing import Any
 import torch
 
 from lgq.data import ImageDataset, to_png
-from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, world_size
-from lgq.evaluation.encoding import encode_dataset
-from lgq.evaluation.generation import evaluate_generation
-from lgq.evaluation.judges import NEED_FEATURES
-from lgq.evaluation.likelihood import measure_likelihood
-from lgq.evaluation.reference import reference_of_images
-from lgq.evaluation.token_entropy import token_entropies
 from lgq.experiments.tasks import GeneratorTask
 from lgq.experiments.tokenizer_row import training_part
 from lgq.experiments.workplace import Stopped, Workplace
-from lgq.generator import MaskGIT
+from lgq.inference.encode import encode_dataset
+from lgq.maskgit import MaskGIT
+from lgq.metrics.generation import evaluate_generation
+from lgq.metrics.likelihood import measure_likelihood, token_entropies
+from lgq.metrics.metric_networks import NEED_FEATURES
+from lgq.metrics.reference import reference_of_images
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator import grid_of, train_generator
+from lgq.training.generator_trainer import grid_of, train_generator
 from lgq.training.loop import DivergedError
-from lgq.training.trained import trained_generator, trained_tokenizer
+from lgq.training.run_directory import trained_generator, trained_tokenizer
 
 _SHOWN = 16
 _SHOWN_SEED = 0
@@ -76,7 +75,7 @@ def _tokens(
 
 
 def _likelihood(work: Workplace, generator: MaskGIT, sets: list[TokenDataset]) -> dict[str, Any]:
-    loading = TokenLoading(batch_size=32, rank=rank(), world_size=world_size())
+    loading = TokenLoaderSettings(batch_size=32, rank=rank(), world_size=world_size())
     batches = TokenLoader(sets[-1], loading).one_pass()
     values = measure_likelihood(generator.transformer, batches, work.device)
     return values | token_entropies(*sets).record()

@@ -8,9 +8,9 @@ from typing import Any
 
 from lgq.checks import require_at_least
 from lgq.data import BrokenImage, ImageDataset
+from lgq.experiments.results_directory import Plan, PlannedRow
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, Task
-from lgq.rows import Plan, PlannedRow
 
 LABELS = {
     "lgq": "LGQ",

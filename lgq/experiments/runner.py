@@ -15,14 +15,15 @@ from typing import Any
 
 from lgq.checks import require_at_least
 from lgq.distributed import join_processes, rank
+from lgq.errors import LGQError
 from lgq.experiments.generator_row import generator_record
 from lgq.experiments.plan import Experiment, SeededRow, Sources, plan_of, run_id, seeded_rows
+from lgq.experiments.results_directory import Plan, ResultsDirectory, RowsError
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task
 from lgq.experiments.tokenizer_row import tokenizer_record
 from lgq.experiments.workplace import Crew, Stopped, Workplace, alone
-from lgq.rows import Plan, Results, RowsError
-from lgq.training.lock import LockError
+from lgq.training.run_directory import LockError
 from lgq.training.signals import INTERRUPTED, stop_on_signals
 
 _log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def run_experiment(
     shard: i of n, the i-th of n calls that share the rows.
     only: labels, groups or names of rows.
     """
-    images, results = sources.fingerprint(), Results(out)
+    images, results = sources.fingerprint(), ResultsDirectory(out)
     rows = seeded_rows(experiment, scale, images, seeds)
     mine = share_of(chosen(rows, only), shard)
     device = join_processes()
@@ -93,7 +94,7 @@ def chosen(rows: Sequence[SeededRow], only: Sequence[str]) -> list[SeededRow]:
         if _plain(word) not in names:
             close = difflib.get_close_matches(_plain(word), names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(names))}."
-            raise ValueError(f"no row is called {word!r}: {hint}")
+            raise LGQError(f"no row is called {word!r}: {hint}")
     wanted = set(map(_plain, only))
     return [row for row in rows if not wanted or wanted & {_plain(name) for name in _names(row)}]
 
@@ -103,12 +104,12 @@ def share_of(rows: Sequence[SeededRow], shard: tuple[int, int]) -> list[SeededRo
     number, count = shard
     require_at_least(1, shards=count)
     if not 0 <= number < count:
-        raise ValueError(f"shard must be one of 0/{count} to {count - 1}/{count}, got {number}/{count}.")
+        raise LGQError(f"shard must be one of 0/{count} to {count - 1}/{count}, got {number}/{count}.")
     once = list({row.id: row for row in rows}.values())
     return once[number::count]
 
 
-def note_plan(results: Results, plan: Plan) -> None:
+def note_plan(results: ResultsDirectory, plan: Plan) -> None:
     """Leave what is asked for beside what others asked for; refuse what does not go together."""
     for earlier in results.plans().values():
         _require_alike(results, plan, earlier)
@@ -120,7 +121,7 @@ def note_plan(results: Results, plan: Plan) -> None:
                 results.write_plan(now)
 
 
-def _require_alike(results: Results, plan: Plan, earlier: Plan) -> None:
+def _require_alike(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
     pairs: dict[str, tuple[Any, Any]] = {
         "scale": (earlier.scale, plan.scale),
         "images": (earlier.images, plan.images),

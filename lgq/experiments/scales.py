@@ -8,13 +8,10 @@ from typing import Any, TypeVar
 
 from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
 from lgq.models.sampling import Sampling
+from lgq.models.transformer import TransformerSettings
 from lgq.runs import named_generator, named_run
-from lgq.training.generator_recipe import GeneratorRun
-from lgq.training.recipe import Precision, TokenizerRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
+from lgq.training.settings import GeneratorRun, LoopSettings, Precision, Schedule, TokenizerRun
 
 AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
 
@@ -114,7 +111,7 @@ def smoke() -> Scale:
     )
     generator = replace(
         named_generator("pocket"),
-        transformer=Transformer(layers=1, width=16, heads=2, hidden=16),
+        transformer=TransformerSettings(layers=1, width=16, heads=2, hidden=16),
         batch_size=4,
         schedule=Schedule(warmup_steps=1),
         validation_images=8,

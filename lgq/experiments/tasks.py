@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import torch
 
 from lgq.config import to_json
-from lgq.models.maskgit import MaskedTransformer
+from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_recipe import GeneratorRun
-from lgq.training.recipe import TokenizerRun
+from lgq.training.settings import GeneratorRun, TokenizerRun
 
 _FREE = {"workers"}
 _FREE_OF_THE_LOOP = {"log_every", "checkpoint_every", "keep", "minutes", "wandb"}

@@ -3,23 +3,23 @@
 import logging
 from typing import Any
 
-from lgq.data.subset import random_subset
+from lgq.data.images import random_subset
 from lgq.distributed import rank
-from lgq.evaluation.judges import NEED_INCEPTION, NEED_LPIPS, Judges
-from lgq.evaluation.study import study_codebook
-from lgq.evaluation.tokenizer import evaluate_tokenizer
+from lgq.evaluation import evaluate_tokenizer
 from lgq.experiments.tasks import TokenizerTask
 from lgq.experiments.workplace import Drawable, Stopped, Workplace, strip_png
+from lgq.metrics.codebook_study import study_codebook
+from lgq.metrics.metric_networks import NEED_INCEPTION, NEED_LPIPS, MetricNetworks
 from lgq.tokenizer import Tokenizer
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
-from lgq.training.stopping import Outcome
-from lgq.training.tokenizer import train_tokenizer
-from lgq.training.trained import trained_settings, trained_tokenizer
+from lgq.training.run_directory import trained_settings, trained_tokenizer
+from lgq.training.settings import Outcome
+from lgq.training.tokenizer_trainer import train_tokenizer
 
 _log = logging.getLogger(__name__)
 
-_NO_JUDGES = Judges(
+_NO_JUDGES = MetricNetworks(
     absent=dict.fromkeys((*NEED_LPIPS, *NEED_INCEPTION), "this row is judged without networks")
 )
 

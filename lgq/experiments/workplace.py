@@ -11,20 +11,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.data import ImageDataset, ImageLoader, Loading, to_png
-from lgq.data.subset import Subset, random_subset
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, to_png
+from lgq.data.images import Subset, random_subset
 from lgq.distributed import broadcast_from_first, rank
-from lgq.evaluation.judges import Judges, judges_at_hand, judges_of_generation
-from lgq.evaluation.study import CodebookStudy
-from lgq.evaluation.tokenizer import Evaluation
+from lgq.evaluation import Evaluation
 from lgq.experiments.plan import Sources
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, Task
 from lgq.files import make_directory, replace_file
-from lgq.rows import Results
+from lgq.metrics.codebook_study import CodebookStudy
+from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand, judges_of_generation
 from lgq.tokenizer import Tokenizer
-from lgq.training.directory import describe_environment
-from lgq.training.lock import LockError, run_lock
+from lgq.training.run_directory import LockError, describe_environment, run_lock
 from lgq.training.signals import StopRequest
 
 _SHOWN = 8
@@ -59,7 +58,7 @@ class Crew:
 class Workplace:
     """Of one call, in one process."""
 
-    results: Results
+    results: ResultsDirectory
     scale: Scale
     sources: Sources
     images: str
@@ -70,11 +69,11 @@ class Workplace:
     stop: StopRequest
 
     @cached_property
-    def judges(self) -> Judges:
+    def judges(self) -> MetricNetworks:
         return judges_at_hand(self.device)
 
     @cached_property
-    def judges_of_generation(self) -> Judges:
+    def judges_of_generation(self) -> MetricNetworks:
         return judges_of_generation(self.device)
 
     @cached_property
@@ -89,7 +88,7 @@ class Workplace:
     @cached_property
     def shown(self) -> Float[Tensor, "b 3 s s"]:
         """Images to look at, the same for all rows."""
-        loading = Loading(image_size=self.scale.tokenizer.image_size, batch_size=_SHOWN)
+        loading = LoaderSettings(image_size=self.scale.tokenizer.image_size, batch_size=_SHOWN)
         return next(ImageLoader(self.sources.shown, loading).one_pass(_SHOWN)).images
 
     def origin(self, task: Task, id: str) -> dict[str, Any]:
@@ -140,7 +139,7 @@ class Workplace:
 
 
 @contextmanager
-def alone(results: Results) -> Iterator[None]:
+def alone(results: ResultsDirectory) -> Iterator[None]:
     """Within, no other process writes what all of them share; waits for its turn."""
     with ExitStack() as stack:
         for attempt in range(_PATIENCE):

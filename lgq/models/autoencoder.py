@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lgq.checks import require_at_most
+from lgq.errors import LGQError
 
 _MOST_BLOCKS, _MOST_LEVELS = 1_000, 16  # so that no file of settings can ask for a network without end
 
@@ -175,21 +176,21 @@ def _norm_silu_conv(width: int, groups: int) -> tuple[nn.Module, ...]:
 
 def _check_images(images: Tensor, factor: int) -> None:
     if not images.is_floating_point():
-        raise ValueError(
+        raise LGQError(
             f"images must be float in [-1, 1], got {images.dtype}; bytes become so by x / 127.5 - 1."
         )
     if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
+        raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
     height, width = images.shape[2:]
     if height % factor or width % factor or not height or not width:
-        raise ValueError(
+        raise LGQError(
             f"height and width must be multiples of {factor}, got {height} x {width}; crop, pad or resize."
         )
 
 
 def _check_latents(latents: Tensor, channels: int) -> None:
     if latents.ndim != 4 or latents.shape[1] != channels:
-        raise ValueError(
+        raise LGQError(
             f"latents must have shape (b, {channels}, h, w), got {tuple(latents.shape)}; "
             "the channels are `latent_channels` of the Backbone, and come second."
         )
@@ -197,11 +198,11 @@ def _check_latents(latents: Tensor, channels: int) -> None:
 
 def _require_positive(name: str, *values: int) -> None:
     if not values or min(values) < 1:
-        raise ValueError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")
+        raise LGQError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")
 
 
 def _require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
     _require_positive(name, divisor)
     _require_positive(owner, *numbers)
     if odd := [number for number in numbers if number % divisor]:
-        raise ValueError(f"{name} must divide {owner}, got {divisor} and {numbers}: {odd[0]} is no multiple.")
+        raise LGQError(f"{name} must divide {owner}, got {divisor} and {numbers}: {odd[0]} is no multiple.")

@@ -8,6 +8,8 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lgq.errors import LGQError
+
 _KERNEL = 4
 _WIDEST = 8  # the width doubles up to this multiple of the base width
 
@@ -56,15 +58,15 @@ def _start(module: nn.Module) -> None:
 def _check_settings(base_width: int, layers: int) -> None:
     for name, value in (("base_width", base_width), ("layers", layers)):
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
+            raise LGQError(f"{name} must be at least 1, got {value}.")
 
 
 def _check_images(images: Tensor, smallest_side: int) -> None:
     if images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
+        raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
     height, width = images.shape[2:]
     if min(height, width) < smallest_side:
-        raise ValueError(
+        raise LGQError(
             f"a side must have at least {smallest_side} pixels, got {height} x {width}; "
             "take larger images, or a discriminator with fewer layers."
         )

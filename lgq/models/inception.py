@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq import weights
-from lgq.ops.precision import outside_autocast
+from lgq.errors import LGQError
+from lgq.ops.numerics import outside_autocast
 
 FEATURES = 2048
 CLASSES = 1008
@@ -93,7 +94,7 @@ class InceptionV3(nn.Module):
         As in that paper's code, the classifier's bias is left out.
         """
         if self.classifier is None:
-            raise ValueError("this network has no classifier: take InceptionV3.pretrained(classifier=True).")
+            raise LGQError("this network has no classifier: take InceptionV3.pretrained(classifier=True).")
         with outside_autocast(features):
             return features @ self.classifier.T
 
@@ -250,8 +251,8 @@ def _prepared(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 299 299"]:
 
 def _check_images(images: Tensor) -> None:
     if not images.is_floating_point():
-        raise ValueError(
+        raise LGQError(
             f"images must be float in [-1, 1], got {images.dtype}; bytes become so by x / 127.5 - 1."
         )
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-        raise ValueError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
+        raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")

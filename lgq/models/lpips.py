@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq import weights
-from lgq.ops.precision import outside_autocast
+from lgq.errors import LGQError
+from lgq.ops.numerics import outside_autocast
 
 Net = Literal["vgg16", "alex"]
 
@@ -156,15 +157,15 @@ def _directions(features: Float[Tensor, "b c p q"]) -> Float[Tensor, "b c p q"]:
 
 def _check_images(x: Tensor, y: Tensor, least_side: int) -> None:
     if not (x.is_floating_point() and y.is_floating_point()):
-        raise ValueError(
+        raise LGQError(
             f"images must be float in [-1, 1], got {x.dtype} and {y.dtype}; bytes become so by x / 127.5 - 1."
         )
     if x.shape != y.shape or x.ndim != 4 or x.shape[1] != 3:
-        raise ValueError(
+        raise LGQError(
             f"LPIPS compares RGB images of one shape (b, 3, h, w), got {tuple(x.shape)} and {tuple(y.shape)}."
         )
     if min(x.shape[2:]) < least_side:
-        raise ValueError(
+        raise LGQError(
             f"a side must have at least {least_side} pixels for LPIPS, got {x.shape[2]} x {x.shape[3]}; "
             "take larger images, or enlarge these."
         )

@@ -12,8 +12,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lgq.ops.precision import least_log_weight, outside_autocast
-from lgq.ops.scores import Score, Scores, best_of, centre_of, require_comparable, tile_rows, work_dtype
+from lgq.errors import LGQError
+from lgq.ops.numerics import least_log_weight, outside_autocast
+from lgq.ops.search import (
+    Score,
+    Scores,
+    blockwise_argmax,
+    centre_of,
+    require_comparable,
+    tile_rows,
+    work_dtype,
+)
 
 CodebookGradient = Literal["soft", "hard", "both"]
 
@@ -52,9 +61,9 @@ def soft_assignment(
     require_comparable(z, codes, score)
     if codebook_gradient not in get_args(CodebookGradient):
         rule = " or ".join(map(repr, get_args(CodebookGradient)))
-        raise ValueError(f"codebook_gradient must be {rule}, got {codebook_gradient!r}.")
+        raise LGQError(f"codebook_gradient must be {rule}, got {codebook_gradient!r}.")
     if tile is not None and tile < 1:
-        raise ValueError(f"tile must be at least 1 vector, got {tile}.")
+        raise LGQError(f"tile must be at least 1 vector, got {tile}.")
     settings = (score, codebook_gradient, tile or tile_rows(z, codes))
     return SoftAssignment(*_soft_assignment(z, codes, _temperature(tau, z, codes), *settings)[:5])
 
@@ -63,10 +72,10 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     if isinstance(tau, Tensor):
         if tau.ndim or tau.requires_grad:
             rule = "a single number without a gradient: pass tau.detach(), and anneal it instead"
-            raise ValueError(f"tau must be {rule}, got shape {tuple(tau.shape)}.")
+            raise LGQError(f"tau must be {rule}, got shape {tuple(tau.shape)}.")
         return tau
     if not 0 < tau < float("inf"):
-        raise ValueError(f"tau must be positive and finite, got {tau}; `nearest` is the limit of 0.")
+        raise LGQError(f"tau must be positive and finite, got {tau}; `nearest` is the limit of 0.")
     return torch.full((), tau, dtype=work_dtype(z, codes), device=z.device)
 
 
@@ -82,7 +91,7 @@ def _soft_assignment(
         inverse = 1 / tau.to(usage.dtype)
         for tile, (s, p) in scores.tiles(rows, depth=2):
             # The best before the division by tau, which may round two scores to one: as `nearest` has it.
-            peak[tile], indices[tile] = best_of(scores.write(s, tile))
+            peak[tile], indices[tile] = blockwise_argmax(scores.write(s, tile))
             _to_log_weights(s.sub_(peak[tile, None]), inverse)
             torch.softmax(s, 1, out=p)
             purity[tile] = torch.linalg.vector_norm(p, dim=1).square()

@@ -5,6 +5,7 @@ import inspect
 from functools import partial
 from typing import Any
 
+from lgq.errors import LGQError
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
@@ -37,11 +38,11 @@ QUANTIZERS: dict[str, Any] = {
 def build_quantizer(name: str, dim: int, codebook_size: int, **options: Any) -> Quantizer:
     """The quantizer of that name; options are its constructor's keyword arguments."""
     if name not in QUANTIZERS:
-        raise ValueError(f"unknown quantizer {name!r}{_hint(name, list(QUANTIZERS))}.")
+        raise LGQError(f"unknown quantizer {name!r}{_hint(name, list(QUANTIZERS))}.")
     known = [p for p in inspect.signature(QUANTIZERS[name]).parameters if p not in ("dim", "codebook_size")]
     for option in options:
         if option not in known:
-            raise ValueError(f"quantizer {name!r} has no option {option!r}{_hint(option, known)}.")
+            raise LGQError(f"quantizer {name!r} has no option {option!r}{_hint(option, known)}.")
     quantizer: Quantizer = QUANTIZERS[name](dim, codebook_size, **options)
     return quantizer
 

@@ -1,6 +1,8 @@
 """The contract of every quantizer: latents in; codes, indices and a loss out, whatever the layout.
 
 n = vectors, k = codes, c = channels.
+
+A linear layer of fixed seed that computes in float32 or better, also where its weights are half.
 """
 
 from abc import ABC, abstractmethod
@@ -8,17 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.checks import (
-    require_at_least,
-    require_channels,
-    require_finite,
-    require_indices,
-    require_whole,
-)
-from lgq.ops.precision import at_least_float32, outside_autocast
+from lgq.checks import require_at_least, require_channels, require_finite, require_indices, require_whole
+from lgq.errors import LGQError
+from lgq.ops.numerics import at_least_float32, outside_autocast
 
 
 @dataclass
@@ -77,7 +75,7 @@ class Quantizer(nn.Module, ABC):
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1. Most quantizers have nothing."""
         if not 0 <= progress <= 1:
-            raise ValueError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
+            raise LGQError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
 
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
@@ -132,3 +130,25 @@ class Quantizer(nn.Module, ABC):
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
     return indices.reshape((*tokens, *indices.shape[1:]))
+
+
+class Projection(nn.Module):
+    """x W^T + b; rounding to bf16 would move vectors across the border between two codes."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, seed: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.restart(seed)
+
+    @torch.no_grad()
+    def restart(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        bound = self.weight.shape[1] ** -0.5
+        for parameter in self.parameters():
+            start = torch.empty(parameter.shape, device=generator.device)
+            parameter.copy_(start.uniform_(-bound, bound, generator=generator))
+
+    def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
+        bias = None if self.bias is None else at_least_float32(self.bias)
+        return F.linear(at_least_float32(x), at_least_float32(self.weight), bias)

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.projection import Projection
+from lgq.quantizers.base import Projection, Quantized, Quantizer
 
 _SHRINK = 1e-3  # keeps the outermost levels from being reached only at infinity
 
@@ -21,7 +21,7 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
     """Eights and as few fours as make 2^n codes, such as 8 x 8 x 8 x 8 x 4 = 16,384."""
     bits = codebook_size.bit_length() - 1
     if codebook_size < 2 or codebook_size != 2**bits:
-        raise ValueError(
+        raise LGQError(
             f"FSQ knows levels for powers of two from 2 on, got codebook_size={codebook_size}: "
             f"name the levels, such as levels=(8, 5, 5, 5) for 1,000."
         )
@@ -52,9 +52,9 @@ class FSQ(Quantizer):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         levels = levels_for(codebook_size) if levels is None else tuple(levels)
         if not levels or min(levels) < 2:
-            raise ValueError(f"FSQ needs at least 2 levels per channel, got {levels}.")
+            raise LGQError(f"FSQ needs at least 2 levels per channel, got {levels}.")
         if math.prod(levels) != codebook_size:
-            raise ValueError(
+            raise LGQError(
                 f"levels {levels} make {math.prod(levels)} codes, not {codebook_size}: change either."
             )
         strides = [math.prod(levels[:i]) for i in range(len(levels))]

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import soft_assignment
-from lgq.ops.reductions import entropy, mean, mse
+from lgq.ops.numerics import entropy, mean, mse
 from lgq.ops.search import nearest
 from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.start import normal_codes
+from lgq.quantizers.codebook_init import normal_codes
 
 _LOG_OFFSET = 1e-5  # of the batch entropy, as published
 

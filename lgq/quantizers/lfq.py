@@ -9,11 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.checks import require_above_zero, require_at_least
+from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.ops.precision import least_log_weight
-from lgq.ops.reductions import entropy, mean, mse
-from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.projection import Projection
+from lgq.ops.numerics import entropy, least_log_weight, mean, mse
+from lgq.quantizers.base import Projection, Quantized, Quantizer
 
 
 class LFQ(Quantizer):
@@ -40,7 +39,7 @@ class LFQ(Quantizer):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         bits = codebook_size.bit_length() - 1
         if codebook_size < 2 or codebook_size != 2**bits:
-            raise ValueError(
+            raise LGQError(
                 f"LFQ codes are bit strings, so codebook_size must be a power of two from 2 on, "
                 f"got {codebook_size}: {2 ** max(1, bits)} is near."
             )

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
-from lgq.ops.reductions import mean, mse
-from lgq.ops.scores import Score
-from lgq.ops.search import nearest
+from lgq.ops.numerics import mean, mse
+from lgq.ops.search import Score, nearest
 from lgq.quantizers.base import Quantized
-from lgq.quantizers.start import StartsFromData, latent_codes, normal_codes
+from lgq.quantizers.codebook_init import StartsFromData, latent_codes, normal_codes
 
 TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]

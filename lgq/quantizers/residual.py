@@ -12,7 +12,8 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.checks import require_between, require_indices
-from lgq.ops.precision import outside_autocast
+from lgq.errors import LGQError
+from lgq.ops.numerics import outside_autocast
 from lgq.quantizers.base import Quantized, Quantizer
 
 SKIPPED = -1
@@ -31,14 +32,14 @@ class Residual(Quantizer):
 
     def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int = -1, dropout: float = 0.0):
         if isinstance(stages, nn.Module):
-            raise ValueError("stages must be a list of quantizers, got one: write Residual([...]).")
+            raise LGQError("stages must be a list of quantizers, got one: write Residual([...]).")
         if not stages:
-            raise ValueError("a residual quantizer needs at least one stage, got none.")
+            raise LGQError("a residual quantizer needs at least one stage, got none.")
         if any(isinstance(stage, Residual) for stage in stages):
-            raise ValueError("a stage cannot be a Residual itself: pass its stages instead.")
+            raise LGQError("a stage cannot be a Residual itself: pass its stages instead.")
         dims = [stage.dim for stage in stages]
         if len(set(dims)) > 1:
-            raise ValueError(f"the stages of a residual quantizer must share one dim, got {dims}.")
+            raise LGQError(f"the stages of a residual quantizer must share one dim, got {dims}.")
         require_between(0, 1, dropout=dropout)
         sizes = [stage.codebook_size for stage in stages]
         super().__init__(dims[0], math.prod(sizes), channel_dim=channel_dim, seed=stages[0].seed)
@@ -74,7 +75,7 @@ class Residual(Quantizer):
     def decode(self, indices: Integer[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
         """Sum of the stages' codes; fewer stages than there are give a coarser result."""
         if indices.ndim == 0 or not 1 <= indices.shape[-1] <= len(self.stages):
-            raise ValueError(
+            raise LGQError(
                 f"expected a last axis of 1 to {len(self.stages)} stages, got shape {tuple(indices.shape)}."
             )
         parts = [

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
-from lgq.ops.reductions import mse
+from lgq.ops.numerics import mse
 from lgq.ops.search import nearest
-from lgq.quantizers.base import Quantized, Quantizer
-from lgq.quantizers.projection import Projection
-from lgq.quantizers.start import normal_codes
+from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.codebook_init import normal_codes
 
 Transform = Literal["mlp", "linear"]
 

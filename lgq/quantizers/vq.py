@@ -12,10 +12,10 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_between, require_one_of
 from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
-from lgq.ops.reductions import mse
+from lgq.ops.numerics import mse
 from lgq.ops.search import choose
 from lgq.quantizers.base import Quantized
-from lgq.quantizers.start import StartsFromData, kmeans_codes, normal_codes
+from lgq.quantizers.codebook_init import StartsFromData, kmeans_codes, normal_codes
 
 Gradient = Literal["straight_through", "rotation"]
 Init = Literal["normal", "kmeans"]

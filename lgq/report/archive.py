@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from lgq.experiments.results_directory import RowsError
 from lgq.files import make_directory, replace_file
 from lgq.report.album import shown_files
 from lgq.report.ledger import Ledger, read_ledger
-from lgq.rows import RowsError
 from lgq.training.journal import METRICS
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import torch
 
-from lgq.data import ImageDataset, ImageLoader, Loading
-from lgq.data.subset import Subset
-from lgq.evaluation.tokenizer import ImageScore, best_median_worst
-from lgq.report.pictures import reconstruction_grid
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings
+from lgq.data.images import Subset
+from lgq.evaluation import ImageScore, best_median_worst
+from lgq.plots.pictures import reconstruction_grid
 from lgq.tokenizer import Tokenizer
 
 _EACH = 8
@@ -27,7 +27,7 @@ def extremes(
 def _picture(
     kind: str, scores: list[ImageScore], tokenizer: Tokenizer, data: ImageDataset, image_size: int
 ) -> bytes:
-    loading = Loading(image_size=image_size, batch_size=len(scores))
+    loading = LoaderSettings(image_size=image_size, batch_size=len(scores))
     subset = Subset(data, [score.number for score in scores])
     images = next(ImageLoader(subset, loading).one_pass()).images
     device = tokenizer.device

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lgq.report.canvas import QUALITATIVE
+from lgq.plots.canvas import QUALITATIVE
+from lgq.plots.curves import panels_png
 from lgq.report.columns import LPIPS, PERPLEXITY, PSNR, RFID, SSIM, USED, Column
 from lgq.report.curves import Points, over_steps
 from lgq.report.ledger import Ledger
 from lgq.report.paper import COMPARISON
-from lgq.report.plots import panels_png
 from lgq.report.tables import Cell, build_table
 
 _COLUMNS = (PSNR, SSIM, LPIPS, RFID, USED, PERPLEXITY)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lgq.experiments.results_directory import Plan, ResultsDirectory, RowsError
 from lgq.report.finished import FinishedRun, Where
 from lgq.report.intervals import Sample
-from lgq.rows import Plan, Results, RowsError
 from lgq.training.journal import METRICS, read_records
 
 Read = TypeVar("Read")
@@ -26,7 +26,7 @@ _DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionEr
 class Ledger:
     """All that a results directory holds."""
 
-    results: Results
+    results: ResultsDirectory
     plans: dict[str, Plan]
     """By experiment."""
     runs: dict[str, FinishedRun]
@@ -59,7 +59,7 @@ def sample_of(runs: Iterable[FinishedRun], metric: str) -> Sample | None:
 
 def read_ledger(directory: str | Path) -> Ledger:
     """Everything; a file that is damaged is named in the ledger, and left out."""
-    results, damaged = Results(directory), dict[str, str]()
+    results, damaged = ResultsDirectory(directory), dict[str, str]()
     if not results.root.is_dir():
         raise RowsError(
             f"there is no directory {directory}: give the one that `lgq experiment --out` filled."
@@ -74,7 +74,7 @@ def read_ledger(directory: str | Path) -> Ledger:
 
 
 def _read_all(
-    results: Results, folder: str, read: Callable[[str], Read | None], damaged: dict[str, str]
+    results: ResultsDirectory, folder: str, read: Callable[[str], Read | None], damaged: dict[str, str]
 ) -> dict[str, Read]:
     found: dict[str, Read] = {}
     for path in sorted((results.root / folder).glob("*.json")):
@@ -99,7 +99,7 @@ def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any] | None:
     return record
 
 
-def _journal(results: Results, id: str, damaged: dict[str, str]) -> tuple[dict[str, Any], ...]:
+def _journal(results: ResultsDirectory, id: str, damaged: dict[str, str]) -> tuple[dict[str, Any], ...]:
     try:
         lines = read_records(results.run(id))
         if not all(map(_is_line, lines)):

@@ -7,12 +7,12 @@ two rows, which hold the luck of each seed, still touch.
     paired_table(read_ledger("results"))
 """
 
+from lgq.experiments.results_directory import Plan
 from lgq.report.columns import LPIPS, PERPLEXITY, PSNR, RFID, SSIM, USED, Column
 from lgq.report.finished import FinishedRun
 from lgq.report.intervals import Sample
 from lgq.report.ledger import Ledger
 from lgq.report.tables import NOT_GIVEN, Cell, Table, TableRow, sources
-from lgq.rows import Plan
 
 BySeed = dict[int, FinishedRun]
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lgq.experiments.results_directory import Plan, PlannedRow
 from lgq.report.columns import L1, RECONSTRUCTION, Column
 from lgq.report.finished import FinishedRun
 from lgq.report.intervals import Sample, clear_best
 from lgq.report.ledger import Ledger, sample_of
 from lgq.report.printed import PaperRow, PaperTable, Printed
-from lgq.rows import Plan, PlannedRow
 
 NOT_GIVEN = "-"
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lgq.checks import require_between
-from lgq.ops.precision import at_least_float32
+from lgq.errors import LGQError
+from lgq.ops.numerics import at_least_float32
 
 _UPDATES = "updates"
 _PREFIX = "weights."
@@ -67,7 +68,7 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict`, on the devices of this average; refused before anything changes."""
         if _UPDATES not in state:
-            raise ValueError(f"the state of a weight average has {_UPDATES!r}, got only {sorted(state)[:3]}.")
+            raise LGQError(f"the state of a weight average has {_UPDATES!r}, got only {sorted(state)[:3]}.")
         weights = {key.removeprefix(_PREFIX): value for key, value in state.items() if key != _UPDATES}
         _require_same_shapes(self._weights(), weights)
         _overwrite(self._weights(), weights)
@@ -98,11 +99,11 @@ def _overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
 
 def _require_same_shapes(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     if odd := sorted(expected.keys() ^ given.keys()):
-        raise ValueError(
+        raise LGQError(
             f"the average and its model need the same weights; not on both sides: {odd[0]!r} "
             f"({len(odd)} in all). Pass the model that began it, wrapped or not as it was then."
         )
     for name, weight in expected.items():
         if given[name].shape != weight.shape:
             shapes = f"{tuple(weight.shape)} in the average, now {tuple(given[name].shape)}"
-            raise ValueError(f"{name!r} changed its shape: {shapes}; the settings of the models differ.")
+            raise LGQError(f"{name!r} changed its shape: {shapes}; the settings of the models differ.")

@@ -16,10 +16,9 @@ from lgq.data.tokens import TokenDataset
 from lgq.models.lpips import LPIPS
 from lgq.models.masking import masked_loss
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator import build_generator
-from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.generator_trainer import build_generator
 from lgq.training.networks import build_networks
-from lgq.training.recipe import TokenizerRun, TrainingRun
+from lgq.training.settings import GeneratorRun, TokenizerRun, TrainingRun
 
 _FLOAT32 = 4
 

@@ -4,23 +4,30 @@
 
 `seconds` is the time that the run has taken so far. All else depends on the run's settings alone,
 so a run that was stopped and resumed has the records of one that was not.
+
+Weights & Biases as one more place for a run's records. It may refuse to begin, but it never ends a run.
+
+RUN/wandb.json keeps which W&B run it is, and a resumed run continues it. Steps that a killed run has
+to do again are there twice, with the same values.
 """
 
 import json
+import logging
 import os
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from lgq.files import json_bytes, make_directory, replace_file, sync_directory
-from lgq.training.directory import RunError
-from lgq.training.tracking import WandbTracker
+from lgq.files import json_bytes, make_directory, replace_file, replace_json, sync_directory
+from lgq.training.run_directory import RunError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -38,7 +45,7 @@ SHOWN = {
 class Journal:
     """The records of a run: a killed process loses none, and a power cut none from before a `sync`."""
 
-    def __init__(self, file: FileIO, board: "SummaryWriter", tracker: WandbTracker | None):
+    def __init__(self, file: FileIO, board: "SummaryWriter", tracker: "WandbTracker | None"):
         self._file, self._board, self._tracker = file, board, tracker
 
     def record(
@@ -63,7 +70,7 @@ class Journal:
 
 
 @contextmanager
-def open_journal(run: Path, *, step: int, tracker: WandbTracker | None = None) -> Iterator[Journal]:
+def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None) -> Iterator[Journal]:
     """Go on after `step`: later records are of a future that the run left, and are dropped first."""
     # A second and more to import, which only the process that writes has to pay.
     from torch.utils.tensorboard import SummaryWriter
@@ -147,3 +154,83 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _is_finite(value: float) -> bool:
     return abs(value) < float("inf")
+
+
+WANDB = "wandb.json"
+
+_log = logging.getLogger(__name__)
+
+
+class WandbTracker:
+    """Sends records to a W&B run until that fails for the first time.
+
+    run: the run directory.
+    project: its name, or owner/name.
+    config: the settings that W&B shows.
+    resumed: a run that has got somewhere goes on without W&B where this one cannot begin.
+    """
+
+    def __init__(self, run: Path, project: str, config: dict[str, Any], *, resumed: bool):
+        self._wandb_run: Any = None
+        run_id = _run_id(run, project)
+        try:
+            self._wandb_run = _start(run, project, run_id, config)
+        except ImportError as error:
+            way_out = "install it with: pip install 'lgq[wandb]', or leave wandb unset"
+            raise RunError(f"wandb={project!r} needs a package that is not here: {way_out}.") from error
+        except Exception as error:
+            if not resumed:
+                way_out = "log in with `wandb login`, or set WANDB_MODE=offline in the environment"
+                raise RunError(f"Weights & Biases does not start: {error}; {way_out}.") from error
+            _log.warning("Weights & Biases does not start, the run goes on without it: %s", error)
+
+    def record(self, step: int, split: str, values: dict[str, float]) -> None:
+        named = {f"{split}/{name}": value for name, value in values.items()}
+        self._attempt(lambda run: run.log({"step": step, **named}))
+
+    def __enter__(self) -> "WandbTracker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._attempt(lambda run: run.finish(exit_code=int(kind is not None)))
+
+    def _attempt(self, action: Callable[[Any], None]) -> None:
+        if self._wandb_run is None:
+            return
+        try:
+            action(self._wandb_run)
+        except Exception as error:
+            self._wandb_run = None
+            _log.warning("Weights & Biases failed, the run goes on without it: %s", error)
+
+
+def _start(run: Path, project: str, run_id: str, config: dict[str, Any]) -> Any:
+    # Seconds to import, and an extra of this package.
+    from wandb import Settings, init
+
+    owner, _, name = project.rpartition("/")
+    wandb_run = init(
+        entity=owner or None,
+        project=name,
+        id=run_id,
+        name=run.resolve().name,
+        dir=run,
+        config=config,
+        resume="allow",
+        settings=Settings(console="off"),  # the progress bar is not for its log
+    )
+    # W&B's own steps must never fall back, as those of a resumed run do.
+    wandb_run.define_metric("*", step_metric="step")
+    return wandb_run
+
+
+def _run_id(run: Path, project: str) -> str:
+    """The one that this directory has in this project already, or a new one, which it keeps."""
+    file = run / WANDB
+    known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    if known.get("project") != project:
+        known = {"project": project, "id": uuid.uuid4().hex[:8]}
+        replace_json(file, known)
+    return known["id"]

@@ -17,17 +17,31 @@ from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import replace_directory
-from lgq.training.checkpoint import Checkpoints, read_manifest, seal
-from lgq.training.directory import BEST, CHECKPOINTS, LAST, RunError, describe_run, disk_errors_named
-from lgq.training.journal import Journal, open_journal, show_progress
-from lgq.training.lock import run_lock
+from lgq.training.checkpoint import (
+    Checkpoints,
+    capture_random_state,
+    read_manifest,
+    restore_random_state,
+    seal,
+)
+from lgq.training.journal import Journal, WandbTracker, open_journal, show_progress
 from lgq.training.losses import first_non_finite
-from lgq.training.resuming import FREE_FIELDS, Resume, require_as_asked, require_same_settings
+from lgq.training.run_directory import (
+    BEST,
+    CHECKPOINTS,
+    FREE_FIELDS,
+    LAST,
+    Resume,
+    RunError,
+    describe_run,
+    disk_errors_named,
+    require_as_asked,
+    require_same_settings,
+    run_lock,
+)
+from lgq.training.settings import Best, LoopSettings, Outcome, Reason
 from lgq.training.signals import StopRequest, stop_on_signals
-from lgq.training.state import capture_random_state, restore_random_state
-from lgq.training.stopping import Best, LoopSettings, Outcome, Reason
-from lgq.training.tracking import WandbTracker
-from lgq.training.trainee import NonFiniteError, Trainee
+from lgq.training.trainer import NonFiniteError, Trainee
 
 __all__ = [
     "FREE_FIELDS",

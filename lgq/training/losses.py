@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
-from lgq.ops.precision import at_least_float32
-from lgq.ops.reductions import mean
+from lgq.errors import LGQError
+from lgq.ops.numerics import at_least_float32, mean
 
 Perceptual = Callable[[Float[Tensor, "b 3 h w"], Float[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
 """A distance for each pair of images in [-1, 1], such as LPIPS."""
@@ -120,7 +120,7 @@ class Objective:
         terms: logits_real and logits_fake (means), discriminator.
         """
         if self.discriminator is None:
-            raise ValueError("with the weight gan=0 no discriminator takes part: ask `adversarial` first.")
+            raise LGQError("with the weight gan=0 no discriminator takes part: ask `adversarial` first.")
         _require_same_shape(images, reconstruction)
         real = self.discriminator(at_least_float32(images))
         fake = self.discriminator(at_least_float32(reconstruction.detach()))
@@ -194,7 +194,7 @@ def _gradient_norm(loss: Tensor, parameter: Tensor) -> Tensor:
     if loss.requires_grad and parameter.requires_grad:
         (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
     if gradient is None:
-        raise ValueError(
+        raise LGQError(
             "the adaptive GAN weight compares gradients at last_layer, and the loss has none there: pass the "
             "weight of the layer that made the reconstruction, with gradients on; or set adaptive_gan=False."
         )
@@ -209,17 +209,17 @@ def _require_parts(
     weights: LossWeights, perceptual: object | None, discriminator: object | None, last_layer: object | None
 ) -> None:
     if weights.lpips and perceptual is None:
-        raise ValueError(f"lpips={weights.lpips} needs a perceptual network: pass one, or set lpips=0.")
+        raise LGQError(f"lpips={weights.lpips} needs a perceptual network: pass one, or set lpips=0.")
     if weights.gan and discriminator is None:
-        raise ValueError(f"gan={weights.gan} needs a discriminator: pass one, or set gan=0.")
+        raise LGQError(f"gan={weights.gan} needs a discriminator: pass one, or set gan=0.")
     if weights.gan and weights.adaptive_gan and last_layer is None:
-        raise ValueError("adaptive_gan=True needs last_layer: pass the weight of the decoder's last layer.")
+        raise LGQError("adaptive_gan=True needs last_layer: pass the weight of the decoder's last layer.")
 
 
 def _require_same_shape(images: Tensor, reconstruction: Tensor) -> None:
     # Else the difference would broadcast, and the loss would be of something else.
     if images.shape != reconstruction.shape:
-        raise ValueError(
+        raise LGQError(
             f"a reconstruction has the shape of its images, got {tuple(reconstruction.shape)} "
             f"for {tuple(images.shape)}: crop or resize one of them."
         )

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
-from lgq.evaluation.judges import Judges, agreed, placed
+from lgq.metrics.metric_networks import MetricNetworks, agreed, placed
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer
-from lgq.training.directory import RunError
-from lgq.training.recipe import TokenizerRun
+from lgq.training.run_directory import RunError
+from lgq.training.settings import TokenizerRun
 from lgq.weights import WeightsError
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory
 
 def build_judges(
     run: TokenizerRun, lpips: LPIPS | None, device: torch.device, *, images: int
-) -> tuple[str, Judges]:
+) -> tuple[str, MetricNetworks]:
     """What validations choose by, of `run.best_by` and what stands in for it, and the networks they need.
 
     lpips: the network of the objective, if it has one.
@@ -89,14 +89,14 @@ def build_judges(
 
 def _judges_found(
     run: TokenizerRun, lpips: LPIPS | None, device: torch.device, images: int
-) -> tuple[str, Judges]:
+) -> tuple[str, MetricNetworks]:
     takes_rfid = images > 1 and (run.best_by == "rfid" or run.rfid_images is not None)
     inception = _pretrained(InceptionV3, "rfid", device) if takes_rfid else None
     if inception is not None and run.best_by == "rfid":
-        return "rfid", Judges(lpips, inception)
+        return "rfid", MetricNetworks(lpips, inception)
     if run.best_by != "l1" and (found := lpips or _pretrained(LPIPS, "lpips", device)):
-        return "lpips", Judges(found, inception)
-    return "l1", Judges(lpips, inception)
+        return "lpips", MetricNetworks(found, inception)
+    return "l1", MetricNetworks(lpips, inception)
 
 
 def _pretrained(network: type[Judge], metric: str, device: torch.device) -> Judge | None:

@@ -11,11 +11,10 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from lgq.data import to_png
-from lgq.evaluation.codebook import CodeUsage, learned_codebook
-from lgq.evaluation.feature_set import FeatureSet
-from lgq.evaluation.judges import Judges
-from lgq.evaluation.quality import TokenizerQuality
-from lgq.evaluation.tokenizer import through
+from lgq.metrics.code_usage import CodeUsage, learned_codebook
+from lgq.metrics.features import FeatureSet
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import TokenizerQuality, through
 from lgq.tokenizer import Tokenizer
 
 Numbered = tuple[Float[Tensor, "b 3 s s"], Int[Tensor, " b"]]
@@ -38,7 +37,7 @@ class Measured(NamedTuple):
 def measure(
     tokenizer: Tokenizer,
     batches: Iterable[Numbered],
-    judges: Judges,
+    judges: MetricNetworks,
     *,
     images: int,
     known: FeatureSet | None = None,

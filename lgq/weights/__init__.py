@@ -8,9 +8,8 @@ Nothing that comes along with the weights is ever run: neither the build code of
 code that a pickle or a TorchScript file can hold.
 """
 
-from lgq.weights.cache import CACHE_VARIABLE, Status, cache_directory, load, status
-from lgq.weights.errors import WeightsError
-from lgq.weights.obtain import fetch, import_file
+from lgq.weights.cache import CACHE_VARIABLE, Status, cache_directory, fetch, import_file, load, status
+from lgq.weights.convert import WeightsError
 from lgq.weights.registry import FETCHABLE, SETS, WeightSet
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""A file of the Python package index, by its hash, through the user's own pip and its settings.
+"""One member of a zip or tar archive, read into memory: nothing is unpacked to the disk.
+
+A file of the Python package index, by its hash, through the user's own pip and its settings.
 
 Before pip keeps a source archive it asks the archive's build backend for the package's name and version,
 which runs the archive's `setup.py`. Two things stand before that: pip compares the hash first
@@ -9,13 +11,45 @@ version and touches nothing. So no code of an archive runs, nor is a build tool 
 import os
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
+from lgq.files import DamagedFileError, Fingerprint
 from lgq.progress import Progress, unwatched
-from lgq.weights.errors import WeightsError
+from lgq.weights.convert import WeightsError
 from lgq.weights.registry import Archive
+
+
+def read_member(archive: bytes, member: str, expected: Fingerprint) -> bytes:
+    """The member's bytes, which must be the expected ones; a longer member is not read to its end."""
+    try:
+        data = _read(archive, member, expected.size + 1)
+        expected.require(Fingerprint.of(data))
+    except DamagedFileError as error:
+        raise WeightsError(f"{member} in the archive {error}.") from error
+    except Exception as error:  # a damaged archive fails with nearly any exception
+        raise WeightsError(f"{member} cannot be read out of the archive: {error!s:.300}") from error
+    return data
+
+
+def _read(archive: bytes, member: str, limit: int) -> bytes:
+    if zipfile.is_zipfile(BytesIO(archive)):
+        with zipfile.ZipFile(BytesIO(archive)) as zipped, zipped.open(member) as file:
+            return file.read(limit)
+    return _read_from_tar(archive, member, limit)
+
+
+def _read_from_tar(archive: bytes, member: str, limit: int) -> bytes:
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
+        file = tar.extractfile(member) if tar.getmember(member).isfile() else None
+        if file is None:
+            raise KeyError(f"{member} is no regular file")
+        return file.read(limit)
+
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 _STAND_IN = """

@@ -7,8 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from lgq.files import Fingerprint
-from lgq.weights.convert import inception_features, inception_with_classifier, lpips
-from lgq.weights.errors import WeightsError
+from lgq.weights.convert import WeightsError, inception_features, inception_with_classifier, lpips
 
 
 @dataclass(frozen=True, kw_only=True)

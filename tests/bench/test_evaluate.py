@@ -11,11 +11,11 @@ from cheap_inception import FEATURES, CheapInception
 from lgq.bench import evaluate
 from lgq.bench.evaluate import EvaluateBenchmark, distance_by_sqrtm, networks_alone
 from lgq.data import open_dataset
-from lgq.data.subset import random_subset
-from lgq.evaluation import quality
-from lgq.evaluation.fid import Gaussian
-from lgq.evaluation.judges import Judges
-from lgq.evaluation.tokenizer import evaluate_tokenizer
+from lgq.data.images import random_subset
+from lgq.evaluation import evaluate_tokenizer
+from lgq.metrics import quality
+from lgq.metrics.fid import Gaussian
+from lgq.metrics.metric_networks import MetricNetworks
 from lgq.models.autoencoder import Backbone
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def test_both_contestants_run_the_networks_on_the_same_images():
     networks_alone(tokenizer, lpips, inception, [torch.zeros(2, 3, 16, 16)] * 3)()
     assert inception.seen == 2 * 6
     data = random_subset(open_dataset("sample"), 6)
-    judges = Judges(lpips, inception)
+    judges = MetricNetworks(lpips, inception)
     evaluate_tokenizer(tokenizer, data, judges, image_size=16, batch_size=2, use_cache=False)
     assert inception.seen == 4 * 6
 

@@ -11,9 +11,8 @@ from lgq.bench.sample import SampleBenchmark, random_generator
 from lgq.bench.tables import of_sampling
 from lgq.cli import main
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
-from lgq.models.sampling import Sampling
-from lgq.models.schedules import reveal_counts
+from lgq.models.sampling import Sampling, reveal_counts
+from lgq.models.transformer import TransformerSettings
 
 CLASSES = torch.tensor([0, 1, 1])
 SMALL = SampleBenchmark(batch_size=2, steps=2, rounds=1)
@@ -24,7 +23,7 @@ def build() -> MaskGIT:
     backbone = Backbone(
         widths=(8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=8, latent_groups=2
     )
-    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    small = TransformerSettings(layers=1, width=16, heads=2, hidden=32)
     tokenizer = Tokenizer(backbone, "lgq", 20)
     return MaskGIT(tokenizer, image_size=8, classes=("cat", "dog"), transformer=small).eval()
 

@@ -16,7 +16,7 @@ from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import build_quantizer
 from lgq.runs import named_run
-from lgq.training.processes import prepare_accelerator
+from lgq.training.trainer import prepare_accelerator
 
 RUN = replace(
     named_run("pocket-lgq"),

@@ -11,13 +11,13 @@ from PIL import Image
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
 from lgq.data import to_png
-from lgq.evaluation.drawing import NOTE
-from lgq.evaluation.generation import batch_seed
-from lgq.evaluation.inpainting import box_mask, inpaint_image, read_image
+from lgq.inference.inpaint import box_mask, inpaint_image, read_image
+from lgq.inference.sample import NOTE
+from lgq.metrics.generation import batch_seed
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
 from lgq.models.sampling import Sampling
-from lgq.report.samples import inpainting_strip
+from lgq.models.transformer import TransformerSettings
+from lgq.plots.pictures import inpainting_strip
 
 BACKBONE = Backbone(
     widths=(8, 8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=8, latent_groups=2
@@ -27,7 +27,7 @@ SIDE = 16
 
 def build(classes: int, seed: int = 0) -> MaskGIT:
     torch.manual_seed(seed)
-    small = Transformer(layers=1, width=16, heads=2, hidden=32)
+    small = TransformerSettings(layers=1, width=16, heads=2, hidden=32)
     names = [f"kind {i}" for i in range(classes)]
     return MaskGIT(Tokenizer(BACKBONE, "lgq", 20), image_size=SIDE, classes=names, transformer=small)
 

@@ -19,15 +19,14 @@ from torch import Tensor
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import generate, generator_row, main
 from lgq.data import FolderDataset
-from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation import generation, reference
-from lgq.evaluation.fid import Gaussian
-from lgq.evaluation.generation import evaluate_generation
-from lgq.evaluation.judges import Judges
-from lgq.evaluation.likelihood import measure_likelihood
-from lgq.evaluation.reference import reference_of_images
-from lgq.evaluation.token_entropy import token_entropies
+from lgq.metrics import generation, reference
+from lgq.metrics.fid import Gaussian
+from lgq.metrics.generation import evaluate_generation
+from lgq.metrics.likelihood import measure_likelihood, token_entropies
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.reference import reference_of_images
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.results import read_results
@@ -112,10 +111,10 @@ def train(made: Namespace, out: Path, *options: object) -> None:
 
 
 @pytest.fixture(autouse=True)
-def judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judges:
+def judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
     """A cheap network in the place of Inception."""
     network = CheapClassifier()
-    cheap = Judges(None, network, {}, network)
+    cheap = MetricNetworks(None, network, {}, network)
     monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: cheap)
     monkeypatch.setattr(generation, "FEATURES", FEATURES)
     monkeypatch.setattr(generation, "CLASSES", LOGITS)
@@ -192,7 +191,7 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
     lgq(*command, "--tokenizer", made.tokenizer)
 
 
-def plain_evaluation(made: Namespace, judges: Judges) -> generation.GenerationEvaluation:
+def plain_evaluation(made: Namespace, judges: MetricNetworks) -> generation.GenerationEvaluation:
     """By the library alone."""
     maskgit = MaskGIT.from_pretrained(made.generator / "best")
     real = reference_of_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
@@ -276,7 +275,7 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     lgq(*question, "--train-tokens", made.train)
     own, beside = (record["likelihood"] for record in read_results(tmp_path / "results.jsonl"))
     train, val = TokenDataset(made.train), TokenDataset(made.val)
-    batches = TokenLoader(val, TokenLoading(batch_size=5)).one_pass()
+    batches = TokenLoader(val, TokenLoaderSettings(batch_size=5)).one_pass()
     maskgit = MaskGIT.from_pretrained(made.generator / "best")
     values = {"data": repr(val), "images": 12} | measure_likelihood(maskgit.transformer, batches, CPU)
     assert own == values | token_entropies(val).record()
@@ -293,7 +292,7 @@ def test_a_likelihood_may_be_of_some_images_alone(made, tmp_path):
     lgq("evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--images", 5)
     (record,) = read_results(tmp_path / "results.jsonl")
     val, maskgit = TokenDataset(made.val), MaskGIT.from_pretrained(made.generator / "best")
-    batches = TokenLoader(val, TokenLoading()).one_pass(5)
+    batches = TokenLoader(val, TokenLoaderSettings()).one_pass(5)
     values = {"data": repr(val), "images": 5} | measure_likelihood(maskgit.transformer, batches, CPU)
     assert record["likelihood"] == values | token_entropies(val).record()
 
@@ -422,7 +421,7 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
 
 @pytest.mark.usefixtures("nothing_long")
 def test_without_the_weights_of_inception_nothing_is_measured(made, tmp_path, monkeypatch, capsys):
-    without = Judges(absent={"gfid": "run `lgq weights fetch`."})
+    without = MetricNetworks(absent={"gfid": "run `lgq weights fetch`."})
     monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: without)
     question = ["evaluate", made.generator, "--data", made.photos, "--tokens", made.val, "--out", tmp_path]
     assert "run `lgq weights fetch`" in refusal(capsys, *question)

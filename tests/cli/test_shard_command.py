@@ -11,8 +11,7 @@ from lgq import Tokenizer
 from lgq.cli import main
 from lgq.data import FolderDataset, open_dataset
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.encoding import encode_dataset
-from lgq.evaluation.encoding_cost import estimate_encoding
+from lgq.inference.encode import encode_dataset, estimate_encoding
 from lgq.training.journal import read_records
 
 TINY = ["--image-size", "16", "--backbone.widths", "8", "16", "--backbone.groups", "4", "--batch-size", "4"]

@@ -18,13 +18,12 @@ from PIL import Image
 
 from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, EncodedImage, StoredImage
-from lgq.data.loader import ImageLoader, Loading, _candidates, _TrainingReader
-from lgq.data.requests import epoch_order
-from lgq.data.sample import SampleDataset
+from lgq.data.loader import ImageLoader, LoaderSettings, _candidates, _TrainingReader, epoch_order
+from lgq.data.photographs import SampleDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
 
 TEN = list(range(10))
-SMALL = Loading(image_size=8, batch_size=4)
+SMALL = LoaderSettings(image_size=8, batch_size=4)
 # torch finds two workers too many on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -102,7 +101,7 @@ def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(workers):
 @settings(max_examples=25, deadline=None)
 def test_ranks_share_every_epoch_without_overlap_or_loss(length, batch_size, world_size, epochs):
     dataset = Memory(length)
-    shared = Loading(image_size=1, batch_size=batch_size, world_size=world_size)
+    shared = LoaderSettings(image_size=1, batch_size=batch_size, world_size=world_size)
     batches = -(-epochs * length // (batch_size * world_size))
     ranks = [stream(dataset, replace(shared, rank=rank), batches=batches) for rank in range(world_size)]
     seen = [i for step in zip(*ranks, strict=True) for i in indices(step)]
@@ -227,7 +226,7 @@ def test_a_pass_is_centre_cropped_and_does_not_depend_on_the_seed():
 @given(length=st.integers(1, 40), batch_size=st.integers(1, 9), world_size=st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
 def test_ranks_share_a_pass_without_overlap_or_loss(length, batch_size, world_size):
-    shared = Loading(image_size=1, batch_size=batch_size, world_size=world_size)
+    shared = LoaderSettings(image_size=1, batch_size=batch_size, world_size=world_size)
     dataset = Memory(length)
     ranks = [list(ImageLoader(dataset, replace(shared, rank=r)).one_pass()) for r in range(world_size)]
     assert sorted(index for rank in ranks for index in indices(rank)) == list(range(length))
@@ -284,7 +283,7 @@ def test_an_empty_data_set_is_refused():
 )
 def test_impossible_settings_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Loading(**wrong)
+        LoaderSettings(**wrong)
 
 
 def test_impossible_positions_are_refused_at_once():

@@ -6,10 +6,10 @@ import tarfile
 import pytest
 from shard_files import picture, write_shard, write_tar
 
-from lgq.data import pipe
+from lgq.data import stream as pipe
 from lgq.data.images import DataError, EncodedImage
-from lgq.data.pipe import piped_images
 from lgq.data.shards import ShardDataset
+from lgq.data.stream import piped_images
 
 
 def failure(command, shard="a.tar"):

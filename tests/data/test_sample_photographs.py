@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lgq.data.images import DataError, decode
-from lgq.data.sample import PHOTOGRAPHS, TILE_SIDE, SampleDataset, Tile
+from lgq.data.photographs import PHOTOGRAPHS, TILE_SIDE, SampleDataset, Tile
 
 
 @pytest.mark.parametrize("split", PHOTOGRAPHS)
@@ -80,6 +80,6 @@ def test_an_unknown_split_names_those_that_exist():
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("lgq.data.sample.find_spec", lambda _: None)
+    monkeypatch.setattr("lgq.data.photographs.find_spec", lambda _: None)
     with pytest.raises(DataError, match="pip install scikit-image"):
         SampleDataset()

@@ -13,9 +13,9 @@ from PIL import Image
 from shard_files import picture, write_shard, write_tar
 
 from lgq.data import DataError, FolderDataset, SampleDataset, ShardDataset, open_dataset
-from lgq.data.members import safe_key
-from lgq.data.pipe import piped_images
-from lgq.data.sharding import plan_shards, write_shards
+from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.data.shards import safe_key
+from lgq.data.stream import piped_images
 
 # torch finds two workers too many on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

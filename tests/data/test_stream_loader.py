@@ -8,11 +8,11 @@ import pytest
 import torch
 from shard_files import picture, piped_shards, write_tar
 
-from lgq.data import DataError, Loading, RandomCrop, StreamLoader, open_dataset
+from lgq.data import DataError, LoaderSettings, RandomCrop, StreamLoader, open_dataset
 from lgq.data.images import StoredImage
 from lgq.data.transforms import random_crop, render
 
-SMALL = Loading(image_size=4, batch_size=3)
+SMALL = LoaderSettings(image_size=4, batch_size=3)
 # torch finds two workers too many on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

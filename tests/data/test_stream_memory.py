@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lgq.data import FolderDataset, Loading, open_dataset
-from lgq.data.sharding import plan_shards, write_shards
+from lgq.data import FolderDataset, LoaderSettings, open_dataset
+from lgq.data.shard_writer import plan_shards, write_shards
 from lgq.data.stream_loader import training_loader
 
 IMAGES, BATCH = 24, 8
@@ -32,7 +32,7 @@ def shards(tmp_path_factory):
 @pytest.mark.parametrize("spec", ["{}/shard-00000{{0..3}}.tar", "pipe:cat {}/shard-00000{{0..3}}.tar"])
 def test_more_epochs_take_no_more_memory(shards, spec):
     data = open_dataset(spec.format(shards))
-    batches = training_loader(data, Loading(image_size=8, batch_size=BATCH)).stream()
+    batches = training_loader(data, LoaderSettings(image_size=8, batch_size=BATCH)).stream()
     of_one_epoch = sum(path.stat().st_size for path in shards.glob("*.tar"))
 
     def after(epochs: int) -> int:

@@ -15,10 +15,10 @@ from shard_files import picture, piped_shards, write_tar
 from tiny_run import TINY, left_by
 
 from lgq.data import DataError, PipeDataset, SampleDataset
-from lgq.data.subset import Subset
-from lgq.training.directory import RunError
-from lgq.training.stopping import LoopSettings
-from lgq.training.tokenizer import TokenizerTraining, train_tokenizer
+from lgq.data.images import Subset
+from lgq.training.run_directory import RunError
+from lgq.training.settings import LoopSettings
+from lgq.training.tokenizer_trainer import TokenizerTraining, train_tokenizer
 
 # torch finds two workers too many on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from lgq.data import EncodedImage
-from lgq.data.subset import Subset, random_subset
+from lgq.data.images import Subset, random_subset
 
 
 class Letters:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_sets import write_tokens
 
-from lgq.data.requests import epoch_order
-from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.loader import epoch_order
+from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 
 TEN = list(range(10))
-SMALL = TokenLoading(batch_size=4)
+SMALL = TokenLoaderSettings(batch_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(ten):
 @given(batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epochs=st.integers(1, 3))
 @settings(max_examples=15)
 def test_ranks_share_every_epoch_without_overlap_or_loss(ten, batch_size, world_size, epochs):
-    shared = TokenLoading(batch_size=batch_size, world_size=world_size)
+    shared = TokenLoaderSettings(batch_size=batch_size, world_size=world_size)
     batches = -(-epochs * 10 // (batch_size * world_size))
     ranks = [stream(ten, replace(shared, rank=rank), batches=batches) for rank in range(world_size)]
     seen = [i for step in zip(*ranks, strict=True) for i in indices(step)]
@@ -90,7 +90,7 @@ def test_a_run_may_resume_with_another_batch_size(ten):
 
 
 def test_epochs_have_the_order_that_images_have_too(ten):
-    batches = stream(ten, TokenLoading(batch_size=10, seed=3), batches=3)
+    batches = stream(ten, TokenLoaderSettings(batch_size=10, seed=3), batches=3)
     orders = [batch.indices.tolist() for batch in batches]
     assert orders == [epoch_order(10, 3, epoch).tolist() for epoch in range(3)]
     assert len(set(map(tuple, orders))) == 3
@@ -181,7 +181,7 @@ def test_loading_leaves_the_random_generators_of_the_model_alone(ten):
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"world_size": 0}, {"rank": 1}, {"rank": -1}])
 def test_impossible_settings_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        TokenLoading(**wrong)
+        TokenLoaderSettings(**wrong)
 
 
 def test_impossible_positions_are_refused_at_once(ten):

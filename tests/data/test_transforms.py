@@ -14,9 +14,7 @@ from lgq.data.transforms import (
     Crop,
     RandomCrop,
     centre_crop,
-    random_bits,
     random_crop,
-    random_order,
     render,
     to_png,
     to_tensor,
@@ -37,36 +35,6 @@ def noise(height, width):
 
 def crops(size=(80, 60), count=400, settings=DEFAULT, seed=0, epoch=0):
     return [random_crop(size, settings, seed=seed, epoch=epoch, index=i) for i in range(count)]
-
-
-def test_random_bits_are_those_of_splitmix64():
-    # The first words of the published generator, seeded with 0.
-    assert random_bits(0) == 0xE220A8397B1DCDAF
-    assert random_bits(0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4
-
-
-def test_random_numbers_never_change():
-    # A resumed run may have newer libraries: pinned numbers make an accidental change visible.
-    assert random_bits(1, 2, 3, 4) == 0x336C3255CBCC01FE
-    assert random_order(8, 5).tolist() == [6, 3, 7, 2, 5, 1, 4, 0]
-    assert crops(count=2) == [Crop(31, 29, 24, 29, True), Crop(1, 2, 71, 58, False)]
-
-
-def test_negative_and_huge_seeds_are_as_good_as_others():
-    words = {random_bits(seed, 0) for seed in (-1, 0, 1, 2**63, 2**80 + 5)}
-    assert len(words) == 5
-
-
-@given(st.integers(1, 300), st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
-def test_a_random_order_is_a_permutation(length, key):
-    assert sorted(random_order(length, key).tolist()) == list(range(length))
-
-
-def test_random_orders_are_uniform_over_places():
-    orders = np.stack([random_order(10, 7, epoch) for epoch in range(3000)])
-    counts = np.stack([np.bincount(orders[:, place], minlength=10) for place in range(10)])
-    assert abs(counts - 300).max() < 5 * 300**0.5
 
 
 @given(

@@ -11,7 +11,7 @@ from lgq.bench.quantizers import QuantizerRow
 from lgq.cli import main
 from lgq.cli.experiment import measure_cost
 from lgq.experiments import SCALES
-from lgq.rows import Results
+from lgq.experiments.results_directory import ResultsDirectory
 
 
 def command(name, images, out, *options):
@@ -36,7 +36,7 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
     printed = capsys.readouterr().err
     assert "row 1 of 1: LGQ, seed 0" in printed
     assert "all 1 rows are finished, 1 of them now" in printed
-    results = Results(out)
+    results = ResultsDirectory(out)
     (record,) = results.records().values()
     expected = ["lgq", *command("comparison", images, out, "--only", "LGQ", "--steps", "2")]
     assert record["command"] == expected
@@ -50,9 +50,9 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
 
 def test_rows_show_what_the_user_names(images, out, capsys):
     run("comparison", images, out, "--only", "FSQ", "--show", "sample:whole")
-    with Image.open(Results(out).originals) as shown:
+    with Image.open(ResultsDirectory(out).originals) as shown:
         assert shown.size == (8 * 16, 16)
-    assert Results(out).plan("comparison").shown == "sample:whole"
+    assert ResultsDirectory(out).plan("comparison").shown == "sample:whole"
     assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tiny_experiments import experiment, finished
 
-from lgq.rows import Results
+from lgq.experiments.results_directory import ResultsDirectory
 
 Moment = tuple[str, str]
 """When a process kills itself: a call, and its number or a part of its path."""
@@ -67,7 +67,7 @@ def test_a_runner_that_is_killed_anywhere_ends_where_it_would_have_ended(images,
         ("replace", "rows/maskgit"),
     ):
         assert exit_code(started("generation", images, killed, moment, **asked)) == -signal.SIGKILL, moment
-        assert not Results(killed).records().keys() - set(finished(undisturbed)["records"])
+        assert not ResultsDirectory(killed).records().keys() - set(finished(undisturbed)["records"])
     assert exit_code(started("generation", images, killed, **asked)) == 0
     assert finished(killed) == finished(undisturbed)
 
@@ -87,7 +87,7 @@ def test_ranks_of_one_training_make_one_record(images, out):
     groups = [address | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     ranks = [started("generation", images, out, only=["FSQ"], group=group) for group in groups]
     assert [exit_code(process) for process in ranks] == [0, 0]
-    records = Results(out).records()
+    records = ResultsDirectory(out).records()
     assert sorted(record["kind"] for record in records.values()) == ["generator", "tokenizer"]
     assert all(record["environment"]["world_size"] == 2 for record in records.values())
     assert all(record["metrics"] for record in records.values())

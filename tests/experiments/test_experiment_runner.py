@@ -8,15 +8,15 @@ import pytest
 import torch
 from tiny_experiments import CREW, cheap_judges, experiment, finished, sources_of
 
-from lgq.data import ImageLoader, Loading, SampleDataset
+from lgq.data import ImageLoader, LoaderSettings, SampleDataset
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.features import FeatureSample
 from lgq.experiments import EXPERIMENTS, SCALES
 from lgq.experiments.plan import Experiment, Row, seeded_rows
+from lgq.experiments.results_directory import ResultsDirectory, RowsError
 from lgq.experiments.runner import run_experiment
 from lgq.experiments.workplace import strip_png
-from lgq.rows import Results, RowsError
-from lgq.training.lock import run_lock
+from lgq.metrics.features import FeatureSample
+from lgq.training.run_directory import run_lock
 from lgq.training.signals import INTERRUPTED
 
 SMOKE = SCALES["smoke"]()
@@ -31,7 +31,7 @@ MOMENTS = {
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_from_end_to_end(name, images, shared_out):
     ending = experiment(name, images, shared_out, seeds=1)
-    results = Results(shared_out)
+    results = ResultsDirectory(shared_out)
     plan = results.plan(name)
     assert (ending.exit_code, ending.left, ending.failed) == (0, [], [])
     assert plan.title == EXPERIMENTS[name].title
@@ -59,7 +59,7 @@ def test_rows_that_are_alike_are_trained_once(images, out):
 
 def test_a_generator_has_its_tokenizers_row_and_tokens(images, shared_out):
     experiment("generation", images, shared_out, only=["FSQ"])
-    results = Results(shared_out)
+    results = ResultsDirectory(shared_out)
     record = results.record(next(row.id for row in results.plan("generation").rows if row.row == "fsq"))
     tokenizer = results.record(record["tokenizer"])
     assert record["fingerprint"] == tokenizer["fingerprint"]
@@ -74,7 +74,7 @@ def test_a_generator_has_its_tokenizers_row_and_tokens(images, shared_out):
 
 def test_all_rows_show_the_same_images_and_classes(images, shared_out):
     experiment("generation", images, shared_out)
-    results = Results(shared_out)
+    results = ResultsDirectory(shared_out)
     records = [results.record(row.id) for row in results.plan("generation").rows]
     assert len({tuple(record["shown_classes"]) for record in records}) == 1
     assert len({record["fid"]["reference_sha256"] for record in records}) == 1
@@ -88,25 +88,25 @@ def test_rows_show_the_images_that_were_named(images, out):
             EXPERIMENTS["comparison"], SMOKE, replace(sources_of(images), shown=shown), out, crew=CREW,
             only=["FSQ"],
         )  # fmt: skip
-    expected = next(ImageLoader(shown, Loading(image_size=16, batch_size=8)).one_pass()).images
-    assert Results(out).originals.read_bytes() == strip_png(expected)
+    expected = next(ImageLoader(shown, LoaderSettings(image_size=16, batch_size=8)).one_pass()).images
+    assert ResultsDirectory(out).originals.read_bytes() == strip_png(expected)
 
 
 def test_what_is_finished_is_not_looked_at_again(images, out):
     experiment("logits", images, out, only=["l2"])
     id = next((out / "rows").iterdir()).stem
-    Results(out).write_record(id, {"id": id, "metrics": {}, "untouched": True})
+    ResultsDirectory(out).write_record(id, {"id": id, "metrics": {}, "untouched": True})
     assert experiment("logits", images, out, only=["l2"]).made == 0
-    assert Results(out).record(id)["untouched"]
+    assert ResultsDirectory(out).record(id)["untouched"]
 
 
 def test_more_seeds_are_more_rows_of_the_same_table(images, out):
     experiment("comparison", images, out, only=["FSQ"], seeds=2)
     experiment("comparison", images, out, only=["FSQ"], seeds=1)
-    plan = Results(out).plan("comparison")
+    plan = ResultsDirectory(out).plan("comparison")
     assert plan.seeds == (0, 1)
     assert len(plan.rows) == 14
-    records = Results(out).records().values()
+    records = ResultsDirectory(out).records().values()
     assert sorted(record["seed"] for record in records) == [0, 1]
     assert len({record["fingerprint"] for record in records}) == 2
 
@@ -114,7 +114,7 @@ def test_more_seeds_are_more_rows_of_the_same_table(images, out):
 def test_a_row_in_the_hands_of_another_process_is_left_to_it(images, out, caplog):
     caplog.set_level("INFO", logger="lgq")
     rows = seeded_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images).fingerprint(), 1)
-    with run_lock(Results(out).lock(rows[0].id)):
+    with run_lock(ResultsDirectory(out).lock(rows[0].id)):
         ending = experiment("logits", images, out)
     assert (ending.left, ending.made, ending.exit_code) == ([rows[0].id], 1, INTERRUPTED)
     assert "left to another process" in caplog.text
@@ -123,7 +123,7 @@ def test_a_row_in_the_hands_of_another_process_is_left_to_it(images, out, caplog
 
 def test_a_row_that_another_process_let_go_is_taken_at_the_end(images, out):
     rows = seeded_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images).fingerprint(), 1)
-    lock = run_lock(Results(out).lock(rows[0].id))
+    lock = run_lock(ResultsDirectory(out).lock(rows[0].id))
     lock.__enter__()
 
     def draw(drawable):
@@ -139,7 +139,7 @@ def test_a_row_that_diverges_is_recorded_and_the_others_go_on(images, out):
     good = Row(row="good", label="good", task=SMOKE.row("fsq"))
     asked = Experiment(name="mixed", title="", about="", rows=lambda scale: [bad, good])
     ending = experiment(asked, images, out)
-    records = Results(out).records()
+    records = ResultsDirectory(out).records()
     assert (ending.made, ending.exit_code, len(records)) == (2, 0, 2)
     assert "is not finite at step 0" in records[ending.failed[0]]["failed"]
     assert records[ending.failed[0]]["config"]["quantizer_options"]["diversity_weight"] == 1e39
@@ -150,7 +150,7 @@ def test_a_generator_of_a_failed_tokenizer_has_failed(images, out):
     task = replace(SMOKE.generated("lgq"), tokenizer=SMOKE.row(diversity_weight=1e39))
     row = Row(row="bad", label="bad", task=task)
     ending = experiment(Experiment(name="mixed", title="", about="", rows=lambda _: [row]), images, out)
-    assert "its tokenizer failed" in Results(out).record(ending.failed[0])["failed"]
+    assert "its tokenizer failed" in ResultsDirectory(out).record(ending.failed[0])["failed"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -168,7 +168,7 @@ def test_a_signal_stops_the_runner_and_the_same_call_goes_on(moment, images, out
         patch.setattr(owner, name, signalled)
         ending = experiment("logits", images, stopped)
     assert (ending.stopped, ending.exit_code, ending.made) == (True, INTERRUPTED, 0)
-    assert not Results(stopped).records()
+    assert not ResultsDirectory(stopped).records()
     assert experiment("logits", images, stopped).made == 2
     assert finished(stopped) == finished(undisturbed)
 
@@ -189,7 +189,7 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
     ):
         with cheap_judges(), pytest.raises(RowsError, match=words):
             run_experiment(EXPERIMENTS[name], scale, given, out, crew=CREW)
-    assert set(Results(out).plans()) == {"logits"}
+    assert set(ResultsDirectory(out).plans()) == {"logits"}
     with cheap_judges():
         run_experiment(EXPERIMENTS["scaling"], longer, sources, out, crew=CREW, only=["lgq-k32"])
 
@@ -210,6 +210,6 @@ def test_shards_that_do_not_exist_are_refused(shard, images, out):
 
 def test_a_cost_has_no_seeds(images, out):
     assert experiment("cost", images, out, seeds=3).rows == 17
-    record = next(iter(Results(out).records().values()))
+    record = next(iter(ResultsDirectory(out).records().values()))
     assert record["metrics"] == {"ms": 2.0, "extra_bytes": 64}
     assert record["others"][0]["implementation"] == "dense"

@@ -15,9 +15,9 @@ from lgq.experiments.plan import run_id, seeded_rows
 from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator import build_generator
-from lgq.training.processes import prepare_accelerator
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.generator_trainer import build_generator
+from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.trainer import prepare_accelerator
 
 PAPER = SCALES["imagenet256"]()
 SMOKE = SCALES["smoke"]()

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory, RowsError
 from lgq.files import sealed_json, unsealed_json
-from lgq.rows import Plan, PlannedRow, Results, RowsError
 
 
 def planned(row: str, seed: int = 0) -> PlannedRow:
@@ -28,7 +28,7 @@ PLAN = Plan(
 
 
 def test_what_is_written_is_read(tmp_path):
-    results = Results(tmp_path / "new")
+    results = ResultsDirectory(tmp_path / "new")
     results.write_record("a-0", {"id": "a-0", "metrics": {"psnr": float("nan"), "l1": 0.5}})
     results.write_plan(PLAN)
     results.write_pictures("a-0", {"usage": b"png"})
@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_nothing_is_there_before_something_is_written(tmp_path):
-    results = Results(tmp_path / "new")
+    results = ResultsDirectory(tmp_path / "new")
     assert not results.is_finished("a-0")
     assert (results.record("a-0"), results.plan("comparison")) == (None, None)
     assert (results.records(), results.plans()) == ({}, {})
@@ -61,7 +61,7 @@ def test_a_row_that_has_another_run_now_has_that_one():
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null"])
 def test_a_damaged_record_is_named(content, tmp_path):
-    results = Results(tmp_path)
+    results = ResultsDirectory(tmp_path)
     results.write_record("a-0", {})
     (tmp_path / "rows" / "a-0.json").write_text(content)
     with pytest.raises(RowsError, match=r"a-0.json.*run its experiment again"):
@@ -70,7 +70,7 @@ def test_a_damaged_record_is_named(content, tmp_path):
 
 @pytest.mark.parametrize("change", [lambda text: text.replace("21.5", "29.5"), lambda text: '{"psnr": 21.5}'])
 def test_a_changed_record_and_one_without_a_checksum_are_refused(change, tmp_path):
-    results, file = Results(tmp_path), tmp_path / "rows" / "a-0.json"
+    results, file = ResultsDirectory(tmp_path), tmp_path / "rows" / "a-0.json"
     results.write_record("a-0", {"psnr": 21.5})
     file.write_text(change(file.read_text()))
     with pytest.raises(RowsError, match=r"a-0.json has other bytes than were written: remove it"):
@@ -78,7 +78,7 @@ def test_a_changed_record_and_one_without_a_checksum_are_refused(change, tmp_pat
 
 
 def test_a_plan_of_another_version_is_named(tmp_path):
-    results = Results(tmp_path)
+    results = ResultsDirectory(tmp_path)
     results.write_plan(PLAN)
     file = tmp_path / "experiments" / "comparison.json"
     file.write_bytes(sealed_json(unsealed_json(file.read_bytes()) | {"news": 1}))

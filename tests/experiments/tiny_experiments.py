@@ -14,13 +14,13 @@ from cheap_inception import FEATURES, CheapInception
 from PIL import Image
 
 from lgq.data import FolderDataset
-from lgq.evaluation.judges import Judges
 from lgq.experiments import SCALES, Experiment, named_experiment
 from lgq.experiments.plan import Sources
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import Ending, run_experiment
 from lgq.experiments.tasks import CostTask
 from lgq.experiments.workplace import Crew, Drawable
-from lgq.rows import Results
+from lgq.metrics.metric_networks import MetricNetworks
 
 PNG = b"a picture"
 NO_BOARD = SimpleNamespace(add_scalar=lambda *_: None, flush=lambda: None, close=lambda: None)
@@ -65,8 +65,8 @@ def cheap_judges() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", NO_TENSORBOARD)
         for place in ("quality", "generation", "reference"):
-            patch.setattr(f"lgq.evaluation.{place}.FEATURES", FEATURES)
-        judges = Judges(None, network, {"lpips": "too slow for tests", "inception_score": "likewise"})
+            patch.setattr(f"lgq.metrics.{place}.FEATURES", FEATURES)
+        judges = MetricNetworks(None, network, {"lpips": "too slow for tests", "inception_score": "likewise"})
         for name in ("judges_at_hand", "judges_of_generation"):
             patch.setattr(f"lgq.experiments.workplace.{name}", lambda device: judges)
         yield
@@ -81,7 +81,7 @@ def experiment(name: str | Experiment, images: Path, out: Path, **options: Any) 
 
 def finished(out: Path) -> dict[str, Any]:
     """Records and pictures, without what differs between calls."""
-    results = Results(out)
+    results = ResultsDirectory(out)
     records = {
         id: {name: value for name, value in record.items() if name not in UNLIKE}
         for id, record in results.records().items()

@@ -23,8 +23,8 @@ from faults.notes import Notes
 from lgq.data import open_dataset
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.loop import DivergedError
-from lgq.training.recipe import TokenizerRun
-from lgq.training.tokenizer import train_tokenizer
+from lgq.training.settings import TokenizerRun
+from lgq.training.tokenizer_trainer import train_tokenizer
 
 DIVERGED, REFUSED, STOPPED, UNDOCUMENTED = 1, 2, 75, 99
 """Exit codes: those of the command line, and one for what it does not know."""

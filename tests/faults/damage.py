@@ -16,8 +16,7 @@ from faults.injections import SignalAtStep
 from faults.lab import Lab, contents, require_documented
 from lgq.files import write_new_file
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.directory import RunError
-from lgq.training.trained import Which, trained_tokenizer
+from lgq.training.run_directory import RunError, Which, trained_tokenizer
 
 FOURTH_STEP = SignalAtStep(4, (signal.SIGTERM,))
 OTHER = replace(TINY, seed=1)

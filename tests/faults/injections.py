@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from faults.notes import Notes
-from lgq.training.learner import Learner
 from lgq.training.losses import Objective
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.trainer import Learner
 
 DAY = 86_400.0
 

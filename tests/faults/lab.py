@@ -18,9 +18,8 @@ from tiny_run import TINY, left_by, paint_photos
 from faults.children import KILLED, Ending, Injection, Order, address, ending, nursery, start, wait_for
 from faults.notes import Notes
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.lock import LOCK_FILE
-from lgq.training.recipe import TokenizerRun
-from lgq.training.stopping import LoopSettings
+from lgq.training.run_directory import LOCK_FILE
+from lgq.training.settings import LoopSettings, TokenizerRun
 
 DEATHS = (KILLED, -signal.SIGKILL)
 SHORT = replace(TINY, loop=LoopSettings(steps=2, log_every=1, validate_every=2, checkpoint_every=1, keep=1))

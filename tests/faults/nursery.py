@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from leftovers import NO_TENSORBOARD
 from tiny_run import TINY, paint_photos, train
 
-from lgq.training.stopping import LoopSettings
+from lgq.training.settings import LoopSettings
 
 # Threads would not live on in a fork.
 torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from faults.fault import Attempt, Fault
 from faults.lab import Lab, contents
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
+from lgq.experiments.results_directory import ResultsDirectory, RowsError
 from lgq.results import append_result, read_results
-from lgq.rows import Results, RowsError
 
 RECORDS = [{"kind": "tokenizer", "seed": seed, "metrics": {"psnr": 20.0 + seed}} for seed in range(3)]
 
@@ -51,7 +51,7 @@ def rows(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
 def _rows(lab: Lab, damage: Damage) -> int:
     """The damaged one is refused; the others are read as they were."""
     with lab.place() as folder:
-        results = Results(folder)
+        results = ResultsDirectory(folder)
         for record in RECORDS:
             results.write_record(f"row-{record['seed']}", record)
         damage(folder / "rows" / "row-1.json")

@@ -18,14 +18,13 @@ from lgq.cli import main
 from lgq.data import BrokenImage, DataError, ShardDataset, decode
 from lgq.data.token_format import HEADER, TokenError, shard_name
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.feature_set import FeatureSet
-from lgq.evaluation.fid import StatisticsError
 from lgq.files import Fingerprint, sealed_json
+from lgq.metrics.features import FeatureSet
+from lgq.metrics.fid import StatisticsError
 from lgq.report.ledger import read_ledger
 from lgq.report.page import report_page
 from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest
-from lgq.weights.convert import inception_with_classifier
-from lgq.weights.errors import WeightsError
+from lgq.weights.convert import WeightsError, inception_with_classifier
 
 
 def test_pillow_warns_of_nothing():

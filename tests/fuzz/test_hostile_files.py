@@ -27,15 +27,14 @@ from lgq.cli import main
 from lgq.cli.console import shown
 from lgq.data import BrokenImage, DataError, FolderDataset, ShardDataset, open_dataset
 from lgq.data.images import FILE_LIMIT
-from lgq.evaluation.fid import Gaussian, StatisticsError
 from lgq.files import Fingerprint, sealed_json
-from lgq.generator import MaskGIT
-from lgq.pretrained import PretrainedError
+from lgq.hub import PretrainedError
+from lgq.maskgit import MaskGIT
+from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.tokenizer import Tokenizer, TokenizerError
 from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest
-from lgq.weights.archive import read_member
-from lgq.weights.errors import WeightsError
-from lgq.weights.unpickle import torchscript
+from lgq.weights.convert import WeightsError, torchscript
+from lgq.weights.download import read_member
 
 HUGE = 2**45
 DEEP = b"[" * 100_000 + b"]" * 100_000

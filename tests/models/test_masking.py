@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lgq.models.maskgit import MaskedTransformer, Transformer
 from lgq.models.masking import fixed_masks, mask_ratio, masked_loss, random_masks
+from lgq.models.transformer import MaskedTransformer, TransformerSettings
 
 
 def test_the_ratio_is_the_cosine_and_not_its_complement() -> None:
@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
 def test_known_tokens_have_no_part_in_the_loss() -> None:
     """The gradient of the loss on the logits of tokens that were shown is zero."""
     torch.manual_seed(0)
-    network = MaskedTransformer(9, 8, 2, Transformer(layers=1, width=8, heads=1, hidden=8)).eval()
+    network = MaskedTransformer(9, 8, 2, TransformerSettings(layers=1, width=8, heads=1, hidden=8)).eval()
     tokens, classes = torch.randint(9, (3, 8)), torch.tensor([0, 1, 2])
     masks = random_masks(torch.tensor([0.2, 0.5, 0.9]), torch.rand(3, 8))
     hidden = tokens.masked_fill(masks, network.mask_token)

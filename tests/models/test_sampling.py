@@ -14,10 +14,12 @@ from lgq.models.sampling import (
     draw,
     draw_nucleus,
     guided,
+    halton_order,
     highest,
+    masked_after,
+    reveal_counts,
     sample_tokens,
 )
-from lgq.models.schedules import halton_order, masked_after, reveal_counts
 
 CODES, NULL, GRID = 16, 5, (4, 6)
 LENGTH = math.prod(GRID)

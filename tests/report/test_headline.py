@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageColor
 from result_sets import FakeRow, ledger_of
 
-from lgq.report.canvas import QUALITATIVE
+from lgq.plots.canvas import QUALITATIVE
 from lgq.report.headline import headline_png, headline_table
 
 

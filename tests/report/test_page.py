@@ -12,6 +12,7 @@ from result_sets import FakeRow, ledger_of, write_results
 from scipy import stats
 
 from lgq.cli.report import Report
+from lgq.experiments.results_directory import ResultsDirectory, RowsError
 from lgq.report.columns import RFID, USED, Column
 from lgq.report.curves import charts_of, round_values
 from lgq.report.intervals import Sample, clear_best, separated, t_quantile
@@ -20,7 +21,6 @@ from lgq.report.page import report_page, write_report
 from lgq.report.pairs import paired_table
 from lgq.report.paper import COMPARISON, TABLES
 from lgq.report.tables import NOT_GIVEN, build_table, own_table
-from lgq.rows import Results, RowsError
 
 HOSTILE = '<script>alert("1")</script>'
 VOID = {"meta", "img", "br", "line", "path", "circle"}
@@ -93,7 +93,7 @@ def checked(page: str) -> Checker:
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
+def results(tmp_path: Path) -> ResultsDirectory:
     written = write_results(tmp_path / "results", {"comparison": comparison(), "beyond": comparison()})
     for row in comparison():
         written.write_pictures(row.ids("comparison")[0], {"reconstructions": png(), "usage": png()})
@@ -248,7 +248,7 @@ def test_the_page_is_whole_and_loads_nothing(results):
 def test_every_number_names_its_runs_with_seed_and_command(results):
     page = report_page(read_ledger(results.root))
     text = checked(page).text
-    for id in Results(results.root).records():
+    for id in ResultsDirectory(results.root).records():
         assert f'id="run-{id}"' in page
         assert f'href="#run-{id}"' in page
     assert "lgq experiment made-up --seeds 3" in text
@@ -341,7 +341,7 @@ def test_what_is_kept_gives_the_same_page_without_weights(results, tmp_path, cap
     assert again.read_bytes() == page.read_bytes()
     assert {file.suffix for file in kept.rglob("*") if file.is_file()} == {".json", ".jsonl", ".png"}
     assert not (kept / "runs/unfinished").exists()
-    assert Results(kept).records() == results.records()
+    assert ResultsDirectory(kept).records() == results.records()
 
 
 def test_results_are_not_kept_in_themselves(results, tmp_path):

@@ -20,8 +20,7 @@ from torch import nn
 
 from lgq.files import sealed_json
 from lgq.training import checkpoint
-from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest, verify
-from lgq.training.state import capture_random_state
+from lgq.training.checkpoint import CheckpointError, Checkpoints, capture_random_state, read_manifest, verify
 
 FILES = ("state.safetensors", "state.json", "manifest.json")
 

@@ -30,24 +30,28 @@ from torch import Tensor
 
 from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
-from lgq.data.token_loader import TokenLoader, TokenLoading
+from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
-from lgq.evaluation.generation import batch_seed
-from lgq.evaluation.likelihood import measure_likelihood
-from lgq.generator import MaskGIT
-from lgq.models.maskgit import Transformer
+from lgq.hub import PretrainedError
+from lgq.maskgit import MaskGIT
+from lgq.metrics.generation import batch_seed
+from lgq.metrics.likelihood import measure_likelihood
 from lgq.models.sampling import Sampling
-from lgq.pretrained import PretrainedError
-from lgq.training import generator, processes
-from lgq.training.directory import RunError
+from lgq.models.transformer import TransformerSettings
+from lgq.training import generator_trainer as generator
+from lgq.training import trainer as processes
 from lgq.training.footprint import generator_footprint
-from lgq.training.generator import GeneratorTraining, grid_of, require_fit, train_generator
-from lgq.training.generator_recipe import GeneratorRun
+from lgq.training.generator_trainer import GeneratorTraining, grid_of, require_fit, train_generator
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings, Outcome
-from lgq.training.trained import chosen_image_size, kind_of, trained_generator, trained_tokenizer
+from lgq.training.run_directory import (
+    RunError,
+    chosen_image_size,
+    kind_of,
+    trained_generator,
+    trained_tokenizer,
+)
+from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
@@ -233,7 +237,7 @@ def test_a_validation_is_of_the_averaged_weights(tokens, tmp_path):
         trainee.train_step(step)
     trainee.save_pretrained(tmp_path / "averaged")
     networks = MaskGIT.from_pretrained(tmp_path / "averaged").transformer, trainee.transformer
-    loader = TokenLoader(tokens, TokenLoading(batch_size=2))
+    loader = TokenLoader(tokens, TokenLoaderSettings(batch_size=2))
     averaged, raw = (
         measure_likelihood(network, loader.one_pass(TINY.validation_images), trainee.device)
         for network in networks
@@ -467,7 +471,7 @@ def in_two_children(
         probe.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lgq.training.generator", "torch._dynamo", "pytest"])
+    context.set_forkserver_preload(["lgq.training.generator_trainer", "torch._dynamo", "pytest"])
     processes = []
     for rank in range(2):
         group = address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -542,7 +546,7 @@ def test_a_generator_recovers_a_known_distribution_and_its_classes(tmp_path):
     data = write_tokens(tmp_path / "toy", images, labels=[0] * 4_000 + [1] * 4_000, **settings)
     run = replace(
         PLAIN,
-        transformer=Transformer(layers=1, width=64, heads=4, hidden=128, dropout=0.0),
+        transformer=TransformerSettings(layers=1, width=64, heads=4, hidden=128, dropout=0.0),
         batch_size=128,
         learning_rate=2e-3,
         label_smoothing=0.0,

@@ -7,8 +7,8 @@ import pytest
 from faulty_disk import FaultyDisk
 from leftovers import NoBoard
 
-from lgq.training.directory import RunError
 from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records, show_progress
+from lgq.training.run_directory import RunError
 
 
 def record_steps(run: Path, steps: range, *, after: int = 0) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lgq.training import lock
-from lgq.training.lock import LOCK_FILE, LockError, run_lock
+from lgq.training import run_directory as lock
+from lgq.training.run_directory import LOCK_FILE, LockError, run_lock
 
 # By file, without lgq and torch, whose import would take seconds.
 HOLDER = """

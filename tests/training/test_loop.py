@@ -18,13 +18,11 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.directory import RunError
-from lgq.training.journal import read_records
-from lgq.training.lock import LockError, run_lock
+from lgq.training.journal import WandbTracker, read_records
 from lgq.training.loop import DivergedError, run_loop
-from lgq.training.stopping import LoopSettings
-from lgq.training.tracking import WandbTracker
-from lgq.training.trainee import NonFiniteError
+from lgq.training.run_directory import LockError, RunError, run_lock
+from lgq.training.settings import LoopSettings
+from lgq.training.trainer import NonFiniteError
 
 SETTINGS = LoopSettings(steps=9, log_every=2, validate_every=3, checkpoint_every=2, keep=2)
 
@@ -379,7 +377,7 @@ def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
     def full(path: Path, value: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lgq.training.directory.replace_json", full)
+    monkeypatch.setattr("lgq.training.run_directory.replace_json", full)
     with pytest.raises(RunError, match="No space left on device; free space"):
         walk(tmp_path)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.training.schedule import Schedule
+from lgq.training.settings import Schedule
 
 KINDS = ["constant", "cosine"]
 FINAL = st.floats(0, 1)

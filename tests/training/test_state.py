@@ -16,7 +16,7 @@ from identity import assert_identical, bits
 from torch import Tensor, nn
 
 from lgq.files import json_bytes
-from lgq.training.state import (
+from lgq.training.checkpoint import (
     STORABLE_DTYPES,
     capture_random_state,
     flatten,

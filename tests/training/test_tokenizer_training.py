@@ -21,22 +21,21 @@ from tiny_run import EVERYTHING, RUNS, TINY, left_by, train
 from torch import Tensor
 
 from lgq.data import Batch, FolderDataset, ImageLoader
-from lgq.evaluation.judges import Judges
+from lgq.metrics.metric_networks import MetricNetworks
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
-from lgq.training import processes, validation
+from lgq.training import trainer as processes
+from lgq.training import validation
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.directory import RunError
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
 from lgq.training.losses import LossWeights
 from lgq.training.networks import build_judges
-from lgq.training.recipe import TokenizerRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings
-from lgq.training.tokenizer import TokenizerTraining
+from lgq.training.run_directory import RunError
+from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
+from lgq.training.tokenizer_trainer import TokenizerTraining
 from lgq.weights import WeightsError
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator")
@@ -295,7 +294,7 @@ def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_on
 ):
     network = CheapInception()
     monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
-    monkeypatch.setattr("lgq.evaluation.quality.FEATURES", FEATURES)
+    monkeypatch.setattr("lgq.metrics.quality.FEATURES", FEATURES)
     run = replace(TINY, best_by="rfid", loop=LoopSettings(steps=2, validate_every=1))
     train(run, photos, tmp_path)
     first, second = (r for r in read_records(tmp_path) if r["split"] == "validation")
@@ -312,7 +311,7 @@ def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_on
 def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, monkeypatch):
     network = CheapInception()
     monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
-    monkeypatch.setattr("lgq.evaluation.quality.FEATURES", FEATURES)
+    monkeypatch.setattr("lgq.metrics.quality.FEATURES", FEATURES)
     run = replace(TINY, best_by="rfid", rfid_images=2, batch_size=1, loop=LoopSettings(steps=1))
     train(run, photos, tmp_path)
     assert network.seen == 2 * 2
@@ -364,15 +363,17 @@ def test_rfid_comes_first_and_lpips_second(monkeypatch):
     monkeypatch.setattr(LPIPS, "pretrained", lambda: lpips)
     monkeypatch.setattr(InceptionV3, "pretrained", lambda: inception)
 
-    def chosen(best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int) -> tuple[str, Judges]:
+    def chosen(
+        best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int
+    ) -> tuple[str, MetricNetworks]:
         return build_judges(replace(TINY, best_by=best_by, **more), lpips, torch.device("cpu"), images=images)
 
-    assert chosen("rfid") == ("rfid", Judges(None, inception))
-    assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", Judges(lpips))
-    assert chosen("l1", lpips) == ("l1", Judges(lpips))
-    assert chosen("l1", rfid_images=2) == ("l1", Judges(None, inception))
-    assert chosen("lpips", rfid_images=2) == ("lpips", Judges(lpips, inception))
-    assert chosen("l1", images=1, rfid_images=2) == ("l1", Judges(None))
+    assert chosen("rfid") == ("rfid", MetricNetworks(None, inception))
+    assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", MetricNetworks(lpips))
+    assert chosen("l1", lpips) == ("l1", MetricNetworks(lpips))
+    assert chosen("l1", rfid_images=2) == ("l1", MetricNetworks(None, inception))
+    assert chosen("lpips", rfid_images=2) == ("lpips", MetricNetworks(lpips, inception))
+    assert chosen("l1", images=1, rfid_images=2) == ("l1", MetricNetworks(None))
 
 
 def test_without_the_weights_of_lpips_nothing_is_written(photos, tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from identity import assert_identical
 
-from lgq.training.directory import RunError
-from lgq.training.journal import open_journal, read_records
-from lgq.training.state import capture_random_state
-from lgq.training.tracking import WandbTracker
+from lgq.training.checkpoint import capture_random_state
+from lgq.training.journal import WandbTracker, open_journal, read_records
+from lgq.training.run_directory import RunError
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 

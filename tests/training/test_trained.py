@@ -3,8 +3,7 @@
 import pytest
 
 from lgq.training.checkpoint import seal
-from lgq.training.directory import RunError
-from lgq.training.trained import run_of, trained_settings, trained_weights
+from lgq.training.run_directory import RunError, run_of, trained_settings, trained_weights
 
 
 def test_published_weights_belong_to_their_run(tmp_path):

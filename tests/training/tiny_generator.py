@@ -9,17 +9,15 @@ from token_sets import write_tokens
 
 from lgq.data.tokens import TokenDataset
 from lgq.models.autoencoder import Backbone
-from lgq.models.maskgit import Transformer
 from lgq.models.sampling import Sampling
+from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator import train_generator
-from lgq.training.generator_recipe import GeneratorRun
-from lgq.training.schedule import Schedule
-from lgq.training.stopping import LoopSettings, Outcome
+from lgq.training.generator_trainer import train_generator
+from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule
 
 CODES = 6
 TINY = GeneratorRun(
-    transformer=Transformer(layers=1, width=16, heads=2, hidden=16, dropout=0.1),
+    transformer=TransformerSettings(layers=1, width=16, heads=2, hidden=16, dropout=0.1),
     batch_size=2,
     accumulate=2,
     learning_rate=1e-2,

@@ -1,1 +1,0 @@
-"""Numbers that say how good a tokenizer is."""

@@ -1,0 +1,1 @@
+"""Use of trained models on files: encode, decode, reconstruct, sample, inpaint."""

@@ -1,0 +1,1 @@
+"""Quality of reconstructions, codebooks and generators: one metric per file."""

@@ -1,0 +1,140 @@
+"""How a codebook is used: counts of codes over a data set, and what they say.   k = codes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float32, Int, Integer
+from torch import Tensor
+
+from lgq.checks import require_at_least, require_indices
+from lgq.distributed import sum_over_ranks
+from lgq.errors import LGQError
+from lgq.ops.numerics import entropy
+from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
+
+_WITHOUT_CODES_OF_THEIR_OWN = (FSQ, LFQ, Residual)
+
+
+@dataclass
+class CodeUsage:
+    """Streaming counts of codes; `update` per batch, `merge` per process, then read.
+
+    Counts are integers, so the result does not depend on the order of batches or processes.
+    """
+
+    counts: Int[Tensor, " k"]
+
+    @classmethod
+    def of(cls, codebook_size: int, *, device: torch.device | str = "cpu") -> "CodeUsage":
+        require_at_least(1, codebook_size=codebook_size)
+        return cls(torch.zeros(codebook_size, dtype=torch.int64, device=device))
+
+    def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
+        indices = require_indices(indices, len(self.counts))
+        self.counts += torch.bincount(indices.flatten().to(self.counts.device), minlength=len(self.counts))
+
+    def merge(self, other: "CodeUsage") -> "CodeUsage":
+        """Counts of two parts of a data set."""
+        if len(self.counts) != len(other.counts):
+            sizes = f"{len(self.counts)} and {len(other.counts)}"
+            raise LGQError(f"counts of codebooks of different sizes cannot be merged, got {sizes}.")
+        return CodeUsage(self.counts + other.counts.to(self.counts.device))
+
+    def over_ranks(self) -> "CodeUsage":
+        """Counts of all processes."""
+        return CodeUsage(sum_over_ranks(self.counts))
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def frequencies(self) -> Float[Tensor, " k"]:
+        return self.counts.double() / max(self.tokens, 1)
+
+    @property
+    def dead_codes(self) -> Int[Tensor, " dead"]:
+        """Codes that never occurred."""
+        return (self.counts == 0).nonzero().squeeze(1)
+
+    @property
+    def utilization(self) -> float:
+        """Share of the codes that occurred at least once."""
+        return 1 - len(self.dead_codes) / len(self.counts)
+
+    @property
+    def entropy(self) -> float:
+        """Of the histogram of codes, in nats."""
+        return float(entropy(self.frequencies))
+
+    @property
+    def perplexity(self) -> float:
+        """exp(entropy): how many codes, used alike, would be as hard to guess. 0 of no tokens."""
+        return float(torch.tensor(self.entropy).double().exp()) if self.tokens else 0.0
+
+    @property
+    def normalized_entropy(self) -> float:
+        """Entropy over its largest value log k; 1 is uniform use. A single code counts as uniform."""
+        k = len(self.counts)
+        return self.entropy / float(torch.tensor(k).double().log()) if k > 1 else 1.0
+
+    @property
+    def top_percent_mass(self) -> float:
+        """Share of the tokens that the most frequent 1% of the codes take (rounded up, one at least)."""
+        return float(self.frequencies.topk(-(-len(self.counts) // 100)).values.sum())
+
+    def norm_correlation(self, codebook: Float[Tensor, "k c"]) -> float:
+        """Pearson correlation of a code's norm with the log of its count + 1.
+
+        Near 1 where codes win by size, near 0 where they win by place; nan where either is constant.
+        """
+        norms = self._norms(codebook)
+        pair = torch.stack([norms, self.counts.double().log1p()])
+        centred = pair - pair.mean(1, keepdim=True)
+        lengths = torch.linalg.vector_norm(centred, dim=1)
+        return float(centred[0] @ centred[1] / lengths.prod())
+
+    def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
+        """Whether dead codes are the short ones: the paper's table of norms.
+
+        Ranges of norms of dead and of live codes, and `norm_correlation`; what does not exist is left out.
+        """
+        norms, dead = self._norms(codebook), self.counts == 0
+        values: dict[str, float] = {}
+        for name, group in (("dead", norms[dead]), ("live", norms[~dead])):
+            if len(group):
+                values |= {f"{name}_norm_min": float(group.min()), f"{name}_norm_max": float(group.max())}
+        correlation = self.norm_correlation(codebook)
+        return values if math.isnan(correlation) else values | {"norm_correlation": correlation}
+
+    def _norms(self, codebook: Float[Tensor, "k c"]) -> Float[Tensor, " k"]:
+        if len(codebook) != len(self.counts):
+            sizes = f"{len(codebook)} codes, {len(self.counts)} counts"
+            raise LGQError(f"the codebook must be the one that was counted, got {sizes}.")
+        return torch.linalg.vector_norm(codebook.detach().to(self.counts.device).double(), dim=1)
+
+    def summary(self) -> dict[str, float]:
+        """The numbers a table shows."""
+        return {
+            "utilization": self.utilization,
+            "perplexity": self.perplexity,
+            "normalized_entropy": self.normalized_entropy,
+            "top_percent_mass": self.top_percent_mass,
+            "dead_codes": float(len(self.dead_codes)),
+        }
+
+
+def has_learned_codes(quantizer: Quantizer) -> bool:
+    """Not a fixed grid, and not a chain of stages, of which each has its own."""
+    return not isinstance(quantizer, _WITHOUT_CODES_OF_THEIR_OWN)
+
+
+@torch.no_grad()
+def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
+    """A copy of the codes as they are now; None where none are learned."""
+    if not has_learned_codes(quantizer):
+        return None
+    codes: Any = quantizer.codebook
+    return codes.detach().float().cpu().clone()

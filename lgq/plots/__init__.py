@@ -1,0 +1,1 @@
+"""Pictures and plots as PNG, drawn from arrays alone."""

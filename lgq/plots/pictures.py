@@ -1,0 +1,265 @@
+"""Pictures of pixels, as PNG: images beside their reconstructions, maps of tokens, codebooks.
+
+b = images, h w = height and width (of an image in pixels, of tokens in tokens), k = codes, p = side of a
+patch in pixels. Images are RGB in [-1, 1].
+
+Images that a generator draws, batch by batch, and pictures of them, as PNG.
+
+b = images, s = their side in pixels, c = results. Images are RGB in [-1, 1].
+
+    images = torch.cat(list(draw_samples(maskgit, [0, 0, 7, 7], sampling, seed=1)))
+    png = sample_grid(images, [0, 0, 7, 7], maskgit.classes, caption="11 steps")
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from lgq.checks import require_at_least
+from lgq.data import to_tensor
+from lgq.maskgit import MaskGIT
+from lgq.metrics.generation import batch_seed
+from lgq.models.sampling import Sampling
+from lgq.plots.canvas import (
+    ALARM,
+    FAINT,
+    GAP,
+    INK,
+    LINE,
+    MARGIN,
+    PAPER,
+    SMALL_TEXT,
+    blank_sheet,
+    pixels,
+    sheet_png,
+    text_width,
+    write,
+)
+from lgq.progress import Progress, unwatched
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Panel(NamedTuple):
+    """An image with what stands above it."""
+
+    caption: str
+    image: Float[Tensor, "3 h w"]
+    scale: int = 1
+    """Pixels along the side of each of the image's pixels."""
+
+
+def side_by_side(panels: Sequence[Panel]) -> bytes:
+    """Images in a row, each below its caption."""
+    require_at_least(1, panels=len(panels))
+    pictures = [pixels(panel.image, panel.scale) for panel in panels]
+    width = sum(picture.width for picture in pictures) + MARGIN * (len(pictures) - 1)
+    sheet = blank_sheet(width, max(picture.height for picture in pictures))
+    left = MARGIN
+    for panel, picture in zip(panels, pictures, strict=True):
+        write(sheet, (left, MARGIN), panel.caption)
+        sheet.paste(picture, (left, MARGIN + LINE))
+        left += picture.width + MARGIN
+    return sheet_png(sheet)
+
+
+def reconstruction_grid(
+    images: Float[Tensor, "b 3 h w"],
+    reconstructions: Float[Tensor, "b 3 h w"],
+    *,
+    caption: str,
+    remarks: Sequence[str] = (),
+    columns: int = 8,
+    scale: int = 4,
+) -> bytes:
+    """Each image above its reconstruction, in as many bands as it takes.
+
+    remarks: one below each pair, such as its PSNR.
+    """
+    require_at_least(1, images=len(images), columns=columns, scale=scale)
+    height, width = (scale * side for side in images.shape[2:])
+    across, bands = min(columns, len(images)), -(-len(images) // columns)
+    band = 2 * height + GAP // 2 + LINE
+    sheet = blank_sheet(across * (width + GAP) - GAP, bands * band, caption)
+    pairs = zip(images, reconstructions, remarks or [""] * len(images), strict=True)
+    for i, (image, reconstruction, remark) in enumerate(pairs):
+        left = MARGIN + i % columns * (width + GAP)
+        top = MARGIN + LINE + i // columns * band
+        sheet.paste(pixels(image, scale), (left, top))
+        sheet.paste(pixels(reconstruction, scale), (left, top + height + GAP // 2))
+        middle = (left + width // 2, top + 2 * height + GAP)
+        write(sheet, middle, remark, colour=FAINT, size=SMALL_TEXT, anchor="ma")
+    return sheet_png(sheet)
+
+
+def token_mosaic(
+    tokens: Integer[Tensor, "h w"], colours: Float[Tensor, "k 3"], *, cell: int = 32
+) -> Float[Tensor, "3 h*{cell} w*{cell}"]:
+    """The grid of tokens, each a field of its code's colour with the index written in it."""
+    require_at_least(1, cell=cell)
+    fields = colours.cpu()[tokens.cpu().long()].permute(2, 0, 1)
+    mosaic = pixels(fields, cell)
+    for row, indices in enumerate(tokens.tolist()):
+        for column, index in enumerate(indices):
+            colour = _readable_on(fields[:, row, column])
+            middle = (column * cell + cell // 2, row * cell + cell // 2)
+            write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
+    return to_tensor(mosaic)
+
+
+def codebook_grid(
+    patches: Float[Tensor, "k 3 p p"],
+    counts: Int[Tensor, " k"],
+    *,
+    caption: str,
+    columns: int = 32,
+    scale: int = 8,
+) -> bytes:
+    """The patch of every code, from dark to bright; codes that were never used come last, crossed out."""
+    require_at_least(1, codes=len(patches), columns=columns, scale=scale)
+    side, gap = scale * patches.shape[-1], 2
+    order = _by_brightness(patches, counts, columns)
+    rows = -(-len(order) // columns)
+    sheet = blank_sheet(min(columns, len(order)) * (side + gap) - gap, rows * (side + gap) - gap, caption)
+    for place, code in enumerate(order):
+        left = MARGIN + place % columns * (side + gap)
+        top = MARGIN + LINE + place // columns * (side + gap)
+        sheet.paste(pixels(patches[code], scale), (left, top))
+        if counts[code] == 0:
+            _cross_out(sheet, left, top, side)
+    return sheet_png(sheet)
+
+
+def mean_patches(
+    images: Float[Tensor, "b 3 h w"], tokens: Integer[Tensor, "b rows columns"], codebook_size: int
+) -> Float[Tensor, "k 3 p p"]:
+    """The mean of the patches in the places of each code; grey for a code that has no place."""
+    side = images.shape[2] // tokens.shape[1]
+    patches = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    codes = tokens.flatten().long()
+    sums = patches.new_zeros(codebook_size, *patches.shape[1:]).index_add_(0, codes, patches)
+    return sums / torch.bincount(codes, minlength=codebook_size).clamp_min(1)[:, None, None, None]
+
+
+def _by_brightness(patches: Tensor, counts: Tensor, columns: int) -> list[int]:
+    """Codes in use by brightness, within each row from blue to red; then the others."""
+    means = patches.detach().float().cpu().mean((2, 3))
+    brightness, warmth = (means @ means.new_tensor(_LUMA)).tolist(), (means[:, 0] - means[:, 2]).tolist()
+    used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
+    rows = [sorted(used[i : i + columns], key=warmth.__getitem__) for i in range(0, len(used), columns)]
+    return [code for row in rows for code in row] + (counts == 0).nonzero().flatten().tolist()
+
+
+def _cross_out(sheet: Image.Image, left: int, top: int, side: int) -> None:
+    pen, far = ImageDraw.Draw(sheet), side - 1
+    pen.rectangle((left, top, left + far, top + far), outline=ALARM, width=2)
+    pen.line((left, top, left + far, top + far), fill=ALARM, width=2)
+    pen.line((left, top + far, left + far, top), fill=ALARM, width=2)
+
+
+def _readable_on(colour: Tensor) -> str:
+    brightness = (colour.detach().float().cpu() @ torch.tensor(_LUMA)).item()
+    return INK if brightness > 0 else PAPER
+
+
+_SHOWN_SIDE = 128
+"""Pixels that the side of an image takes in the picture, or a little less; large images keep their size."""
+_GREY = 0.0
+
+
+def draw_samples(
+    maskgit: MaskGIT,
+    classes: Sequence[int],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    batch_size: int = 32,
+    on_progress: Progress = unwatched,
+) -> Iterator[Float[Tensor, "b 3 s s"]]:
+    """An image of each class, batch by batch, on the CPU: the same for the same seed and batch size."""
+    require_at_least(1, batch_size=batch_size)
+    # Before the first batch is drawn, not when the last one is asked for.
+    maskgit.require_classes(classes)
+    for first in range(0, len(classes), batch_size):
+        chosen = torch.tensor(classes[first : first + batch_size])
+        yield maskgit.generate(chosen, sampling, seed=batch_seed(seed, first)).cpu()
+        on_progress(min(first + batch_size, len(classes)), len(classes))
+
+
+def sample_grid(
+    images: Float[Tensor, "b 3 s s"],
+    classes: Sequence[int],
+    names: Sequence[str],
+    *,
+    caption: str,
+    columns: int = 8,
+    scale: int | None = None,
+) -> bytes:
+    """A band for each class: its name, and below it its images, in as many rows as they take.
+
+    classes: of each image; bands come in the order in which classes are met.
+    names: of all classes.
+    scale: pixels along the side of each of an image's pixels; by default, small images are enlarged.
+    """
+    scale = scale or _scale(images)
+    require_at_least(1, images=len(images), columns=columns, scale=scale)
+    bands = {number: [i for i, each in enumerate(classes) if each == number] for number in classes}
+    side, rows = scale * images.shape[-1], [-(-len(band) // columns) for band in bands.values()]
+    width = min(columns, max(map(len, bands.values()))) * (side + GAP) - GAP
+    height = len(bands) * (LINE + MARGIN) + sum(rows) * (side + GAP) - GAP
+    width = max(width, text_width(caption))
+    sheet, top = blank_sheet(width, height, caption), MARGIN + LINE
+    for (number, band), lines in zip(bands.items(), rows, strict=True):
+        top += MARGIN
+        write(sheet, (MARGIN, top), shortened(_titled(names[number]), width))
+        top += LINE
+        for place, i in enumerate(band):
+            row, column = divmod(place, columns)
+            sheet.paste(pixels(images[i], scale), (MARGIN + column * (side + GAP), top + row * (side + GAP)))
+        top += lines * (side + GAP)
+    return sheet_png(sheet)
+
+
+def inpainting_strip(
+    original: Float[Tensor, "3 s s"],
+    mask: Bool[Tensor, "s s"],
+    results: Float[Tensor, "c 3 s s"],
+    *,
+    name: str,
+    scale: int | None = None,
+) -> bytes:
+    """The image, the image with grey where it was drawn anew, and each result.
+
+    mask: true where it was drawn anew.
+    name: of the class that it was drawn as.
+    """
+    scale = scale or _scale(results)
+    hidden = original.masked_fill(mask, _GREY)
+    captions = [f"{number}. {name}" for number in range(1, len(results) + 1)]
+    shown = zip(["original", "hidden", *captions], [original, hidden, *results], strict=True)
+    width = scale * original.shape[-1]
+    return side_by_side([Panel(shortened(caption, width), image, scale) for caption, image in shown])
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or as much of its beginning as fits into so many pixels, with dots for the rest."""
+    # Names of classes are those of directories, which may hold anything.
+    text = " ".join(text.encode(errors="replace").decode().split())
+    if text_width(text) <= width:
+        return text
+    while text and text_width(text + "...") > width:
+        text = text[:-1]
+    return text.rstrip(" ,") + "..."
+
+
+def _titled(name: str) -> str:
+    """Shards know classes by their numbers alone."""
+    return f"class {name}" if name.isdecimal() else name
+
+
+def _scale(images: Float[Tensor, "b 3 s s"]) -> int:
+    return max(1, _SHOWN_SIDE // images.shape[-1])

@@ -1,0 +1,59 @@
+"""Randomness as a hash of its key instead of a generator with a state (SplitMix64, Steele et al. 2014).
+
+A value belongs to its key alone, so it does not matter which process asks, in which order, or after how
+many restarts. Every use has a stream of its own, the first part of its keys.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from itertools import count
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+_WORD = 2**64 - 1
+
+
+class Stream(IntEnum):
+    """What the bits are for; two streams never share a key."""
+
+    CROP = 1
+    EPOCH_ORDER = 2
+    REPLACEMENT = 3
+    SUBSET = 4
+    COLOUR = 5
+    FLIP = 6
+    SAMPLING_SEED = 7
+    SHARD_ORDER = 8
+    STREAM_SHARDS = 9
+    STREAM_BLOCK = 10
+    FEATURES = 11
+
+
+def random_bits(stream: Stream, *key: int) -> int:
+    """64 random bits that belong to the key."""
+    state = 0
+    for part in (stream, *key):
+        state = mix(state + (part & _WORD))
+    return state
+
+
+def random_order(length: int, stream: Stream, *key: int) -> Int[np.ndarray, " length"]:
+    """A permutation of 0 .. length - 1 that belongs to the key."""
+    words = np.arange(length, dtype=np.uint64) + np.uint64(random_bits(stream, *key))
+    return np.argsort(mix(words), kind="stable")
+
+
+def random_fractions(stream: Stream, *key: int) -> Iterator[float]:
+    """Numbers in [0, 1) without end that belong to the key."""
+    first = random_bits(stream, *key)
+    return ((mix(first + i) >> 11) * 2.0**-53 for i in count())
+
+
+def mix(word: Any) -> Any:
+    """The next word of SplitMix64, for one number or for an array of unsigned 64-bit numbers."""
+    word = (word + 0x9E3779B97F4A7C15) & _WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
+    return word ^ (word >> 31)

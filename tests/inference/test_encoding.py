@@ -1,0 +1,435 @@
+"""Images to tokens on disk and back, with tokenizers small enough to run in a blink."""
+
+import math
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from PIL import Image
+from torch import Tensor
+
+from lgq.data import DataError, FolderDataset, open_dataset, to_tensor
+from lgq.data.token_format import HEADER, Encoding, TokenError
+from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.tokens import TokenDataset
+from lgq.hub import PretrainedError
+from lgq.inference.decode import decode_tokens
+from lgq.inference.encode import encode_dataset, tokenizer_of
+from lgq.inference.reconstruct import reconstruct_images
+from lgq.models.autoencoder import Backbone
+from lgq.progress import Progress, unwatched
+from lgq.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def one_sync_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the faults below, which count them, meet the file's own and not its directory's."""
+    monkeypatch.setattr("lgq.files.sync_directory", lambda path: None)
+
+
+TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
+SIDE = 16
+NAMES = ["Katze/a.png", "Katze/b.png", "stray.png", "é.png", "犬/柴 1.png", "犬/柴 2.png", "犬/柴 3.png"]
+
+
+def build(seed: int = 0, **settings: Any) -> Tokenizer:
+    torch.manual_seed(seed)
+    return Tokenizer(TINY, **({"quantizer": "lgq", "codebook_size": 300} | settings)).eval()
+
+
+def picture(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def put_pictures(root: Path, names: list[str] = NAMES) -> Path:
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(seed).save(root / name)
+    return root
+
+
+def as_stored(image: Tensor) -> Tensor:
+    """Rounded to 8 bits, as a PNG rounds."""
+    return ((image + 1) * 127.5).round().clamp(0, 255) / 127.5 - 1
+
+
+def encode(tokenizer: Tokenizer, data: Path, out: Path, **options: Any) -> TokenDataset:
+    settings = {"image_size": SIDE, "batch_size": 2, "shard_size": 3} | options
+    return encode_dataset(tokenizer, FolderDataset(data), out, **settings)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_pictures(tmp_path_factory.mktemp("photos"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def encoded(photos: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Must not be written to."""
+    folder = tmp_path_factory.mktemp("encoded")
+    encode(tokenizer, photos, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"stages": 2}, {"quantizer": "fsq", "codebook_size": 64}, {"codebook_size": 70_000}],
+    ids=str,
+)
+def test_encoded_and_decoded_images_are_the_tokenizers_own(tmp_path, photos, settings):
+    tokenizer = build(**settings)
+    dataset = encode(tokenizer, photos, tmp_path / "tokens", flips=True, batch_size=1)
+    assert len(dataset) == decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out", batch_size=1) == 7
+    for i, name in enumerate(NAMES):
+        image = to_tensor(Image.open(photos / name))[None]
+        tokens = tokenizer.encode(image)
+        assert dataset[i].name == name
+        assert torch.equal(dataset[i].tokens, tokens[0])
+        assert torch.equal(dataset.flipped(i), tokenizer.encode(image.flip(-1))[0])
+        decoded = to_tensor(Image.open(tmp_path / "out" / name))
+        torch.testing.assert_close(decoded, as_stored(tokenizer.decode(tokens)[0]))
+
+
+def test_flips_are_another_encoding_than_the_image_itself(tmp_path, photos, tokenizer):
+    dataset = encode(tokenizer, photos, tmp_path, flips=True)
+    assert any(not torch.equal(dataset[i].tokens, dataset.flipped(i)) for i in range(7))
+
+
+def test_labels_and_classes_are_those_of_the_folder(encoded):
+    dataset = TokenDataset(encoded)
+    assert dataset.classes == ("Katze", "犬")
+    assert [item.label for item in dataset] == [0, 0, None, None, 1, 1, 1]
+
+
+def test_an_unlabelled_data_set_stays_so(tmp_path, tokenizer):
+    dataset = encode(tokenizer, put_pictures(tmp_path / "flat", ["a.png", "b.png"]), tmp_path / "tokens")
+    assert dataset.classes == ()
+    assert [item.label for item in dataset] == [None, None]
+
+
+def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_path, photos, encoded):
+    other = encode(build().train(), photos, tmp_path, workers=1, shard_size=4)
+    for item, expected in zip(other, TokenDataset(encoded), strict=True):
+        assert torch.equal(item.tokens, expected.tokens)
+        assert item[1:] == expected[1:]
+
+
+def test_other_sizes_are_the_centre_crop_resized(tmp_path, photos, tokenizer):
+    dataset = encode(tokenizer, photos, tmp_path, image_size=8)
+    assert dataset.encoding.grid == (2, 2)
+    assert dataset[0].tokens.shape == (2, 2)
+
+
+def test_the_embedded_photographs_can_be_encoded(tmp_path, tokenizer):
+    held_out = open_dataset("sample:held-out")
+    dataset = encode_dataset(tokenizer, held_out, tmp_path, image_size=8, shard_size=50)
+    assert len(dataset) == len(held_out)
+    assert dataset.encoding.source == "SampleDataset('held-out')"
+
+
+def test_broken_images_are_left_out_and_named(tmp_path, tokenizer, caplog):
+    photos = put_pictures(tmp_path / "photos", [f"{i}.png" for i in range(8)])
+    for i in (1, 3, 4, 5):  # 3 to 5 are the second shard
+        (photos / f"{i}.png").write_bytes(b"" if i == 1 else b"no image")
+    dataset = encode(tokenizer, photos, tmp_path / "tokens")
+    assert [item.name for item in dataset] == ["0.png", "2.png", "6.png", "7.png"]
+    assert list(dataset.broken) == ["1.png", "3.png", "4.png", "5.png"]
+    assert dataset.broken["1.png"] == "the file is empty"
+    assert all(f"{name}: " in caplog.text for name in dataset.broken)
+
+
+def test_a_data_set_of_broken_images_alone_is_an_error(tmp_path, tokenizer):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").touch()
+    with pytest.raises(DataError, match=r"none of 1 images can be read .* a\.png \(the file is empty\)"):
+        encode(tokenizer, tmp_path / "photos", tmp_path / "tokens")
+
+
+class Killed(BaseException):
+    """Nothing of the process runs after this, so it is no Exception that could be handled."""
+
+
+def run_until_killed(task: Any, call: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = getattr(os, call), []
+
+    def deadly(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == at + 1:
+            raise Killed
+        real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, deadly)
+        with pytest.raises(Killed):
+            task()
+
+
+# The tokenizer comes first: its weights are written, then the directory; three shards follow, and the header.
+TOKENIZER_WRITES = {"fsync": 4, "replace": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "at"), [(call, i) for call, n in TOKENIZER_WRITES.items() for i in range(n + 4)]
+)
+def test_a_killed_encoding_goes_on_to_the_same_bytes(
+    tmp_path, photos, tokenizer, encoded, monkeypatch, call, at
+):
+    run_until_killed(lambda: encode(tokenizer, photos, tmp_path), call, at, monkeypatch)
+    with pytest.raises(TokenError):
+        TokenDataset(tmp_path)
+    steps: list[tuple[int, int]] = []
+    encode(tokenizer, photos, tmp_path, on_progress=lambda *step: steps.append(step))
+    assert contents(tmp_path) == contents(encoded)
+    shards = max(0, at - TOKENIZER_WRITES[call])
+    assert all(done > 3 * shards for done, _ in steps), "whole shards were encoded again"
+
+
+def test_an_encoding_killed_within_a_shard_goes_on_to_the_same_bytes(tmp_path, photos, tokenizer, encoded):
+    def stop(done: int, total: int) -> None:
+        if done > 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        encode(tokenizer, photos, tmp_path, on_progress=stop)
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == contents(encoded)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("at", [0, 1, 4, 7])
+def test_a_killed_decoding_goes_on_to_the_same_pictures(tmp_path, tokenizer, encoded, monkeypatch, call, at):
+    decode_tokens(tokenizer, encoded, tmp_path / "whole", batch_size=1)
+
+    def task(on_progress: Progress = unwatched) -> None:
+        decode_tokens(tokenizer, encoded, tmp_path / "out", batch_size=1, on_progress=on_progress)
+
+    run_until_killed(task, call, at, monkeypatch)
+    steps: list[tuple[int, int]] = []
+    task(lambda *step: steps.append(step))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert len(steps) == 7 - max(0, at - 1), "the first write is a note, then each is an image"
+
+
+def test_progress_counts_every_image_up_to_the_last(tmp_path, photos, tokenizer):
+    steps: list[tuple[int, int]] = []
+    encode(tokenizer, photos, tmp_path, on_progress=lambda *step: steps.append(step))
+    assert [done for done, _ in steps] == [2, 3, 3, 5, 6, 6, 7, 7]
+    assert {total for _, total in steps} == {7}
+
+
+def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monkeypatch):
+    encode(tokenizer, photos, tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_the_tokenizer_lies_beside_its_tokens(encoded, tokenizer):
+    beside = tokenizer_of(TokenDataset(encoded))
+    assert beside.fingerprint() == tokenizer.fingerprint() == TokenDataset(encoded).encoding.fingerprint
+
+
+def test_another_tokenizer_in_its_place_is_spared(tmp_path, photos, tokenizer, monkeypatch):
+    first_shard = TOKENIZER_WRITES["fsync"]
+    run_until_killed(lambda: encode(build(seed=1), photos, tmp_path), "fsync", first_shard, monkeypatch)
+    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
+        encode(tokenizer, photos, tmp_path)
+    assert Tokenizer.from_pretrained(tmp_path / "tokenizer").fingerprint() == build(seed=1).fingerprint()
+
+
+def test_a_run_in_its_place_is_spared(tmp_path, photos, tokenizer):
+    """Such as the tokenizer's own, where tokens are to come beside it."""
+    (tmp_path / "tokenizer/checkpoints").mkdir(parents=True)
+    tokenizer.save_pretrained(tmp_path / "tokenizer/best")
+    before = contents(tmp_path)
+    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
+        encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, photos, tokenizer, encoded):
+    encode(tokenizer, photos, tmp_path)
+    shutil.rmtree(tmp_path / "tokenizer")
+    with pytest.raises(TokenError, match=r"holds no tokenizer/.*encode again"):
+        tokenizer_of(TokenDataset(tmp_path))
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == contents(encoded)
+
+
+def test_another_tokenizer_beside_tokens_is_refused(tmp_path, photos, tokenizer):
+    dataset = encode(tokenizer, photos, tmp_path)
+    build(seed=1).save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(TokenError, match="holds tokens of tokenizer"):
+        tokenizer_of(dataset)
+
+
+def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):
+    other = build(seed=1)
+    with pytest.raises(TokenError, match="use the one that encoded it"):
+        decode_tokens(other, encoded, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    before = contents(encoded)
+    with pytest.raises(TokenError, match="its fingerprint is"):
+        encode(other, photos, encoded)
+    assert contents(encoded) == before
+
+
+def test_damaged_tokens_are_refused_before_a_picture_is_written(tmp_path, photos, tokenizer):
+    encode(tokenizer, photos, tmp_path / "tokens")
+    last = tmp_path / "tokens" / "tokens-00002.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(TokenError, match=r"tokens-00002\.safetensors is cut short"):
+        decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_pictures_of_other_tokens_and_other_files_are_not_mixed(tmp_path, photos, tokenizer, encoded):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "holiday.png").touch()
+    with pytest.raises(TokenError, match="is not empty"):
+        decode_tokens(tokenizer, encoded, tmp_path / "own")
+    decode_tokens(tokenizer, encoded, tmp_path / "out")
+    encode(tokenizer, photos, tmp_path / "tokens", image_size=8)
+    with pytest.raises(TokenError, match="holds images of other tokens"):
+        decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out")
+
+
+def tokens_named(folder: Path, tokenizer: Tokenizer, names: list[str]) -> Path:
+    encoding = Encoding(
+        fingerprint=tokenizer.fingerprint(),
+        codebook_size=300,
+        stages=1,
+        grid=(2, 2),
+        image_size=8,
+        flips=False,
+        classes=(),
+        source="elsewhere",
+        source_images=len(names),
+        shard_size=10,
+    )
+    count = len(names)
+    tokens = torch.arange(count)[:, None, None].expand(count, 2, 2)
+    writer = TokenWriter(folder, encoding)
+    writer.write(0, [EncodedBatch(tokens, None, torch.full((count,), -1), names)], {})
+    writer.finish()
+    return folder
+
+
+def test_images_of_one_name_become_files_of_their_own(tmp_path, tokenizer):
+    names = ["a.jpg", "a.png", "b/a.png", "a-1.png", "a.jpg"]
+    decode_tokens(tokenizer, tokens_named(tmp_path / "tokens", tokenizer, names), tmp_path / "out")
+    files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
+    assert files == ["a-1-3.png", "a-1.png", "a-4.png", "a.png", "b/a.png"]
+
+
+@pytest.mark.parametrize("name", ["../a.png", "/a.png", "b/../../a.png", "..", "", "a\0.png", "\ud800.png"])
+def test_names_that_lead_outside_are_refused(tmp_path, tokenizer, name):
+    tokens = tokens_named(tmp_path / "tokens", tokenizer, ["fine.png", name])
+    with pytest.raises(TokenError, match="no file inside of a folder"):
+        decode_tokens(tokenizer, tokens, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"image_size": 18}, "image_size must be a multiple of f = 4, got 18"),
+        ({"image_size": 0}, "image_size must be a multiple of f = 4, got 0"),
+        ({"shard_size": 0}, "shard_size must be 1 or more, got 0"),
+        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path, photos, tokenizer, options, rule
+):
+    with pytest.raises(ValueError, match=rule):
+        encode(tokenizer, photos, tmp_path / "tokens", **options)
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_data_set_without_images_is_refused(tmp_path, tokenizer):
+    with pytest.raises(DataError, match="holds no image"):
+        encode_dataset(tokenizer, [], tmp_path / "tokens", image_size=SIDE)
+
+
+def test_reconstructions_stand_beside_their_originals(tmp_path, tokenizer):
+    paths = [tmp_path / "wide.png", tmp_path / "high.webp"]
+    picture(1, 21, 16).save(paths[0])
+    picture(2, 8, 31).save(paths[1], lossless=True)
+    images, broken = reconstruct_images(tokenizer, paths, tmp_path / "out")
+    assert broken == {}
+    assert [image.path for image in images] == paths
+    boxes = [(0, 0, 20, 16), (0, 1, 8, 29)]  # the centre, of sides that 4 divides
+    for image, box in zip(images, boxes, strict=True):
+        original = to_tensor(Image.open(image.path).convert("RGB").crop(box))
+        reconstruction = tokenizer.decode(tokenizer.encode(original[None]))[0]
+        left, right = to_tensor(Image.open(image.file)).chunk(2, dim=2)
+        torch.testing.assert_close(left, original)
+        torch.testing.assert_close(right, as_stored(reconstruction))
+        error = np.mean((original.numpy() - reconstruction.numpy()) ** 2)
+        assert image.psnr == pytest.approx(10 * math.log10(2**2 / error), abs=1e-3)
+
+
+def test_originals_are_never_overwritten_nor_pictures_of_the_same_name(tmp_path, tokenizer):
+    put_pictures(tmp_path, ["a.png", "b/a.png"])
+    before = contents(tmp_path)
+    images, _ = reconstruct_images(tokenizer, [tmp_path / "a.png", tmp_path / "b" / "a.png"], tmp_path)
+    assert [image.file.name for image in images] == ["a-reconstructed.png", "a-reconstructed-1.png"]
+    assert contents(tmp_path).items() > before.items()
+
+
+def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path, tokenizer):
+    put_pictures(tmp_path, ["good.png"])
+    picture(0, 3, 40).save(tmp_path / "thin.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    paths = [tmp_path / name for name in ("thin.png", "bad.png", "gone.png", "good.png")]
+    images, broken = reconstruct_images(tokenizer, paths, tmp_path / "out")
+    assert [image.path.name for image in images] == ["good.png"]
+    assert [Path(name).name for name in broken] == ["thin.png", "bad.png", "gone.png"]
+    thin, _, gone = broken.values()
+    assert (thin, gone) == ("3 x 40 pixels hold no token of 4 x 4", "No such file or directory")
+    with pytest.raises(DataError, match=r"none of 3 images can be read, such as .*thin\.png"):
+        reconstruct_images(tokenizer, paths[:3], tmp_path / "out")
+
+
+def in_process(rank: int, port: int, photos: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    steps: list[int] = []
+    try:
+        encode(build(), photos, folder / "tokens", on_progress=lambda done, _: steps.append(done))
+        decode_tokens(build(), folder / "tokens", folder / "out", batch_size=1)
+        (folder / f"done-{rank}").write_text(str(max(steps)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_share_the_work_and_make_the_same_files(tmp_path, photos, tokenizer, encoded):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(in_process, args=(port, photos, tmp_path), nprocs=2)
+    assert [int((tmp_path / f"done-{rank}").read_text()) for rank in range(2)] == [4, 3]
+    assert contents(tmp_path / "tokens") == contents(encoded)
+    assert HEADER in contents(encoded)
+    decode_tokens(tokenizer, encoded, tmp_path / "alone", batch_size=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")

@@ -1,0 +1,246 @@
+"""A study of a codebook is the plain definitions, applied to the tokens and latents of all images."""
+
+import itertools
+import math
+import socket
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from PIL import Image
+from torch import Tensor
+
+from lgq.data import DataError, FolderDataset, to_tensor
+from lgq.metrics import codebook_study as study_module
+from lgq.metrics.codebook_study import CodebookStudy, study_codebook
+from lgq.metrics.geometry import PositionPairs
+from lgq.models.autoencoder import Backbone
+from lgq.tokenizer import Tokenizer
+
+TINY = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
+IMAGES, SIDE, GRID, CODES = 7, 8, 4, 64
+TOKENS = IMAGES * GRID * GRID
+LEARNED, FIXED = ("lgq", "ibq", "vq", "rotvq", "simvq"), ("fsq", "lfq")
+
+
+def tokenizer_of(quantizer: str = "lgq", codes: int = CODES, stages: int = 1) -> Tokenizer:
+    torch.manual_seed(1)
+    return Tokenizer(TINY, quantizer, codes, stages=stages).eval()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the studied size, so that a centre crop is the image itself."""
+    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for i in range(IMAGES):
+        Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    return folder
+
+
+def pixels(photos: Path) -> Tensor:
+    return torch.stack([to_tensor(Image.open(path)) for path in sorted(photos.iterdir())])
+
+
+def study(photos: Path, tokenizer: Tokenizer, **options: int) -> CodebookStudy:
+    return study_codebook(tokenizer, FolderDataset(photos), image_size=SIDE, **{"batch_size": 3, **options})
+
+
+def information(pairs: list[tuple[int, int]]) -> float:
+    joint, first, second = Counter(pairs), Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
+    n = len(pairs)
+    return sum(c / n * math.log(c * n / (first[a] * second[b])) for (a, b), c in joint.items())
+
+
+def plain_metrics(tokens: Tensor, codes: int) -> dict[str, float]:
+    counts = Counter(tokens.flatten().tolist())
+    shares = [count / tokens.numel() for count in counts.values()]
+    entropy = -sum(share * math.log(share) for share in shares)
+    together = {
+        p for image in tokens for p in itertools.combinations(sorted(set(image.flatten().tolist())), 2)
+    }
+    flat = tokens.flatten(1)
+    positions = PositionPairs.of((GRID, GRID)).pairs.tolist()
+    each = [
+        information(list(zip(flat[:, i].tolist(), flat[:, j].tolist(), strict=True))) for i, j in positions
+    ]
+    return {
+        "utilization": len(counts) / codes,
+        "perplexity": math.exp(entropy),
+        "normalized_entropy": entropy / math.log(codes),
+        "top_percent_mass": max(shares),
+        "dead_codes": codes - len(counts),
+        "cooccurrence_density": len(together) / math.comb(codes, 2),
+        "mutual_information": sum(each) / len(each),
+        "mutual_information_ceiling": math.log(len(tokens)),
+    }
+
+
+def plain_norms(codebook: Tensor, tokens: Tensor) -> dict[str, float]:
+    counts = torch.bincount(tokens.flatten(), minlength=len(codebook)).numpy()
+    norms = np.linalg.norm(codebook.detach().double().numpy(), axis=1)
+    dead, live = norms[counts == 0], norms[counts > 0]
+    return {
+        "dead_norm_min": dead.min(),
+        "dead_norm_max": dead.max(),
+        "live_norm_min": live.min(),
+        "live_norm_max": live.max(),
+        "norm_correlation": np.corrcoef(norms, np.log1p(counts))[0, 1],
+    }
+
+
+def assert_same(a: CodebookStudy, b: CodebookStudy) -> None:
+    assert a.record() == b.record()
+    for x, y in [
+        (a.usage.counts, b.usage.counts),
+        (a.atlas.places, b.atlas.places),
+        (a.atlas.patches, b.atlas.patches),
+        (a.codebook, b.codebook),
+    ]:
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    # Convolutions of other batches round otherwise.
+    torch.testing.assert_close(a.latents, b.latents, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantizer", [*LEARNED, *FIXED])
+def test_metrics_are_the_plain_definitions(photos, quantizer):
+    tokenizer = tokenizer_of(quantizer)
+    found, tokens = study(photos, tokenizer), tokenizer.encode(pixels(photos))
+    expected = plain_metrics(tokens, CODES)
+    if quantizer in LEARNED:
+        expected |= plain_norms(tokenizer.quantizer.codebook, tokens)
+    assert found.metrics == pytest.approx(expected)
+    assert (found.quantizer, found.images, found.stage, found.stages) == (quantizer, IMAGES, 0, 1)
+
+
+@pytest.mark.parametrize("quantizer", FIXED)
+def test_a_fixed_grid_has_no_norms_and_no_overlay_and_says_why(photos, quantizer):
+    found = study(photos, tokenizer_of(quantizer))
+    assert found.absent.keys() == {"norm_correlation", "overlay"}
+    assert all("fixed grid" in reason for reason in found.absent.values())
+    assert found.codebook is found.latents is None
+
+
+def test_the_sample_may_hold_every_latent_in_order(photos):
+    tokenizer = tokenizer_of()
+    latents = tokenizer.encoder(pixels(photos)).detach().movedim(1, -1).reshape(TOKENS, -1)
+    found = study(photos, tokenizer, latents=10 * TOKENS)
+    torch.testing.assert_close(found.latents, latents, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found.codebook, tokenizer.quantizer.codebook.detach())
+    assert found.absent == {}
+
+
+def test_a_smaller_sample_is_a_part_of_the_larger_one(photos):
+    every = study(photos, tokenizer_of(), latents=TOKENS).latents
+    some = study(photos, tokenizer_of(), latents=10).latents
+    found, places = (some[:, None] == every).all(2).nonzero().unbind(1)
+    assert found.tolist() == list(range(10))
+    assert (places.diff() > 0).all()
+
+
+def test_the_atlas_holds_the_patches_of_the_tokens(photos):
+    tokenizer, images = tokenizer_of(), pixels(photos)
+    found, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)
+    entry = found.atlas.most_frequent(1)[0]
+    places = (tokens == entry.code).nonzero().tolist()
+    assert (entry.count, found.usage.tokens) == (len(places), TOKENS)
+    patches = [images[i, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] for i, y, x in places[:3]]
+    assert torch.equal(entry.patches, ((torch.stack(patches) + 1) * 127.5).round().byte())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, IMAGES])
+def test_batches_change_nothing(photos, batch_size):
+    whole = study(photos, tokenizer_of(), latents=20)
+    assert_same(study(photos, tokenizer_of(), latents=20, batch_size=batch_size), whole)
+
+
+def test_a_tokenizer_in_training_is_studied_alike_and_stays_as_it_is(photos):
+    tokenizer = tokenizer_of("vq").train()
+    before = {name: tensor.clone() for name, tensor in tokenizer.state_dict().items()}
+    assert_same(study(photos, tokenizer), study(photos, tokenizer_of("vq")))
+    assert tokenizer.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tokenizer.state_dict().items())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_stage_is_studied_on_what_the_stages_before_it_left_over(photos, stage):
+    tokenizer = tokenizer_of(stages=3)
+    found, images = study(photos, tokenizer, stage=stage, latents=TOKENS), pixels(photos)
+    left, tokens = tokenizer.encoder(images).detach(), tokenizer.encode(images)
+    for earlier in range(stage):
+        left = left - tokenizer.quantizer.stages[earlier].decode(tokens[..., earlier]).detach()
+    assert (found.stage, found.stages) == (stage, 3)
+    assert torch.equal(found.usage.counts, torch.bincount(tokens[..., stage].flatten(), minlength=CODES))
+    assert torch.equal(found.codebook, tokenizer.quantizer.stages[stage].codebook.detach())
+    torch.testing.assert_close(found.latents, left.movedim(1, -1).reshape(TOKENS, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_of_too_many_codes_are_absent_by_name(photos, monkeypatch):
+    monkeypatch.setattr(study_module, "MOST_PAIRED_CODES", CODES - 1)
+    found, whole = study(photos, tokenizer_of()), study(photos, tokenizer_of(codes=CODES - 1))
+    assert found.absent.keys() == {"cooccurrence_density"}
+    assert "counted up to 63 codes" in found.absent["cooccurrence_density"]
+    assert whole.metrics.keys() - found.metrics.keys() == {"cooccurrence_density"}
+
+
+def test_images_of_one_token_have_no_mutual_information(photos):
+    found = study_codebook(tokenizer_of(), FolderDataset(photos), image_size=2)
+    assert found.absent.keys() == {"mutual_information"}
+    assert found.usage.tokens == found.images == IMAGES
+
+
+def test_progress_counts_images_and_broken_ones_are_named(photos, tmp_path):
+    for path in photos.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "3.png").write_bytes(b"no image")
+    calls: list[tuple[int, int]] = []
+    found = study_codebook(
+        tokenizer_of(),
+        FolderDataset(tmp_path),
+        image_size=SIDE,
+        batch_size=3,
+        on_progress=lambda *done: calls.append(done),
+    )
+    assert calls == [(3, IMAGES), (6, IMAGES), (IMAGES, IMAGES)]
+    assert found.images == IMAGES - 1
+    assert [Path(name).name for name in found.broken] == ["3.png"]
+
+
+def test_bad_settings_are_refused_by_name(photos, tmp_path):
+    with pytest.raises(ValueError, match=r"multiple of f = 2, got 7"):
+        study_codebook(tokenizer_of(), FolderDataset(photos), image_size=7)
+    with pytest.raises(ValueError, match=r"stage must lie in 0\.\.0.*got 1"):
+        study(photos, tokenizer_of(), stage=1)
+    with pytest.raises(ValueError, match="latents must be at least 2, got 1"):
+        study(photos, tokenizer_of(), latents=1)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of 1 images can be read"):
+        study(tmp_path, tokenizer_of())
+
+
+def in_process(rank: int, port: int, photos: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        # One image at a time, so that convolutions round as those of a single process do.
+        found = study(Path(photos), tokenizer_of(), latents=20, batch_size=1)
+        tensors = [found.usage.counts, found.atlas.places, found.atlas.patches, found.latents]
+        torch.save({"record": found.record(), "tensors": tensors}, Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_find_what_one_finds(photos, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(in_process, args=(port, str(photos), str(tmp_path)), nprocs=2)
+    whole = study(photos, tokenizer_of(), latents=20, batch_size=1)
+    tensors = [whole.usage.counts, whole.atlas.places, whole.atlas.patches, whole.latents]
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert found["record"] == whole.record()
+        assert all(torch.equal(a, b) for a, b in zip(found["tensors"], tensors, strict=True))

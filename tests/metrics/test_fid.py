@@ -1,0 +1,213 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lgq.metrics.fid import FeatureStatistics, Gaussian, StatisticsError, frechet_distance
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) >= 2)
+
+
+def features(count: int, dim: int, seed: int) -> torch.Tensor:
+    """Correlated, of decaying size and clipped at zero, as those of Inception are."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
+    scales = torch.arange(1, dim + 1, dtype=torch.float64) ** -0.7
+    z = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+    return ((z * scales) @ mixing + 0.3).relu()
+
+
+def gaussian(rows: torch.Tensor) -> Gaussian:
+    return Gaussian(rows.mean(0), torch.cov(rows.T).view(rows.shape[1], -1), len(rows))
+
+
+def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:
+    root = scipy.linalg.sqrtm(a.covariance.numpy() @ b.covariance.numpy())
+    means = float((a.mean - b.mean).square().sum())
+    return means + float(a.covariance.trace() + b.covariance.trace()) - 2 * np.trace(root).real
+
+
+def distance_by_features(a: torch.Tensor, b: torch.Tensor) -> float:
+    """tr (S_a S_b)^½ is the sum of singular values of the product of the centred features."""
+    x, y = ((rows - rows.mean(0)).numpy() / np.sqrt(len(rows) - 1) for rows in (a, b))
+    root = np.linalg.svd(x @ y.T, compute_uv=False).sum()
+    means = float((a.mean(0) - b.mean(0)).square().sum())
+    return means + np.square(x).sum() + np.square(y).sum() - 2 * root
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1e3)] * 2, *[st.floats(-30, 30)] * 2), min_size=1, max_size=8))
+def test_diagonal_gaussians_have_the_closed_form(channels):
+    a, b, mean, mean_ref = torch.tensor(channels, dtype=torch.float64).T
+    expected = float((mean - mean_ref).square().sum() + (a.sqrt() - b.sqrt()).square().sum())
+    assert frechet_distance(mean, a.diag(), mean_ref, b.diag()) == pytest.approx(expected, rel=1e-6, abs=1e-4)
+
+
+@pytest.mark.parametrize("dim", [1, 5, 96])
+def test_full_rank_statistics_agree_with_the_root_of_the_product(dim):
+    a, b = gaussian(features(400, dim, 1)), gaussian(features(500, dim, 2))
+    assert a.distance(b) == pytest.approx(distance_by_sqrtm(a, b), rel=1e-6)
+    assert b.distance(a) == pytest.approx(a.distance(b), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "m"), [(20, 30), (30, 20), (20, 300), (300, 20), (2, 40), (300, 400)])
+def test_any_rank_agrees_with_the_singular_values_of_the_features(n, m):
+    x, y = features(n, 64, 1), features(m, 64, 2)
+    assert gaussian(x).distance(gaussian(y)) == pytest.approx(distance_by_features(x, y), rel=1e-11)
+
+
+@pytest.mark.parametrize("damage", ["dead", "copied", "tiny"])
+def test_features_that_carry_nothing_do_no_harm(damage):
+    x, y = features(300, 64, 1), features(200, 64, 2)
+    for rows in (x, y):
+        rows[:, 3] = {"dead": 0 * rows[:, 3], "copied": rows[:, 9], "tiny": 1e-9 * rows[:, 3]}[damage]
+    assert gaussian(x).distance(gaussian(y)) == pytest.approx(distance_by_features(x, y), rel=1e-9)
+
+
+def test_statistics_stored_in_float32_are_no_longer_definite_and_still_serve():
+    x, y = features(30, 64, 1), features(40, 64, 2)
+    a, b = gaussian(x), gaussian(y)
+    rounded = [part.float().numpy() for part in (a.mean, a.covariance, b.mean, b.covariance)]
+    assert np.linalg.eigvalsh(rounded[1].astype(np.float64)).min() < 0
+    assert frechet_distance(*rounded) == pytest.approx(distance_by_features(x, y), rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [400, 20])
+def test_a_set_is_at_no_distance_from_itself_and_never_below(count):
+    same = gaussian(features(count, 64, 1))
+    assert 0 <= same.distance(same) < 1e-6 * float(same.covariance.trace())
+    constant = Gaussian(same.mean, torch.zeros_like(same.covariance))
+    assert constant.distance(constant) == 0
+    assert constant.distance(same) == pytest.approx(float(same.covariance.trace()))
+
+
+@given(SIZES)
+def test_streams_equal_one_pass(sizes):
+    rows = features(sum(sizes), 4, 7) + 100
+    whole, parts, merged = FeatureStatistics.of(4), FeatureStatistics.of(4), FeatureStatistics.of(4)
+    whole.update(rows)
+    for batch in rows.split(sizes):
+        alone = FeatureStatistics.of(4)
+        alone.update(batch)
+        parts.update(batch)
+        merged = alone.merge(merged)
+    for statistics in (whole, parts, merged, parts.over_ranks()):
+        fitted = statistics.gaussian()
+        assert fitted.count == len(rows)
+        np.testing.assert_allclose(fitted.mean, rows.mean(0), rtol=1e-13)
+        np.testing.assert_allclose(fitted.covariance, np.cov(rows.T.numpy()), rtol=1e-10, atol=1e-12)
+
+
+def test_a_large_common_value_costs_no_digits():
+    rows = features(60, 4, 3)
+    moved = FeatureStatistics.of(4)
+    for batch in (rows + 2.0**16).split(7):
+        moved.update(batch)
+    np.testing.assert_allclose(moved.gaussian().covariance, np.cov((rows + 2.0**16).T.numpy()), rtol=1e-8)
+
+
+def test_statistics_are_float64_of_whichever_features():
+    rows = features(50, 4, 3)
+    statistics = FeatureStatistics.of(4)
+    statistics.update(rows.bfloat16())
+    expected = np.cov(rows.bfloat16().double().T.numpy())
+    np.testing.assert_allclose(statistics.gaussian().covariance, expected, rtol=1e-12)
+
+
+def test_files_give_back_every_bit(tmp_path: Path):
+    saved = gaussian(features(30, 5, 1))
+    saved.save(tmp_path / "new" / "reference.npz")
+    loaded = Gaussian.load(tmp_path / "new" / "reference.npz")
+    assert torch.equal(loaded.mean, saved.mean)
+    assert torch.equal(loaded.covariance, saved.covariance)
+    assert (loaded.count, loaded.sha256) == (30, saved.sha256)
+    assert saved.sha256 != gaussian(features(30, 5, 2)).sha256
+    with np.load(tmp_path / "new" / "reference.npz") as arrays:
+        assert set(arrays) == {"mu", "sigma", "count"}
+
+
+def test_files_of_other_programs_need_no_count(tmp_path: Path):
+    other = gaussian(features(30, 5, 1))
+    path = tmp_path / "other.npz"
+    np.savez(path, mu=other.mean.float().numpy(), sigma=other.covariance.numpy(), extra=np.ones(3))
+    assert Gaussian.load(path).count is None
+    assert Gaussian.load(path).distance(other) < 1e-6
+
+
+class Pickled:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+def write_bad_file(path: Path, kind: str) -> None:
+    mu, sigma = np.zeros(3), np.eye(3)
+    if kind == "pickle":
+        np.savez(path, mu=np.array([Pickled(path.with_suffix(".mark"))]), sigma=sigma)
+    elif kind == "key":
+        np.savez(path, mean=mu, sigma=sigma)
+    elif kind == "single array":
+        with path.open("wb") as file:
+            np.save(file, sigma)
+    elif kind == "shape":
+        np.savez(path, mu=mu, sigma=np.eye(4))
+    elif kind == "text":
+        np.savez(path, mu=np.array(["a", "b", "c"]), sigma=sigma)
+    elif kind == "truncated":
+        np.savez(path, mu=mu, sigma=sigma)
+        path.write_bytes(path.read_bytes()[:-40])
+    elif kind == "flipped":
+        np.savez(path, mu=mu, sigma=sigma)
+        data = bytearray(path.read_bytes())
+        data[data.index(sigma.tobytes())] ^= 1
+        path.write_bytes(bytes(data))
+    else:
+        path.write_bytes(b"")
+
+
+BAD_FILES = ["pickle", "key", "single array", "shape", "text", "truncated", "flipped", "empty"]
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_other_files_are_refused_by_name(tmp_path: Path, kind: str):
+    path = tmp_path / "bad.npz"
+    write_bad_file(path, kind)
+    with pytest.raises(StatisticsError, match=r"bad\.npz is no \.npz file with `mu` and `sigma`"):
+        Gaussian.load(path)
+    assert not path.with_suffix(".mark").exists()
+
+
+def test_a_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(StatisticsError, match=r"none\.npz does not exist"):
+        Gaussian.load(tmp_path / "none.npz")
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_statistics_are_refused_by_name():
+    mean, covariance = torch.zeros(3), torch.eye(3)
+    with pytest.raises(StatisticsError, match=r"got \(3,\) and \(2, 2\)"):
+        frechet_distance(mean, torch.eye(2), mean, covariance)
+    with pytest.raises(StatisticsError, match="got 3 and 2 features"):
+        frechet_distance(mean, covariance, torch.zeros(2), torch.eye(2))
+    with pytest.raises(StatisticsError, match="NaN or infinity"):
+        frechet_distance(mean, covariance * torch.nan, mean, covariance)
+    with pytest.raises(StatisticsError, match="not symmetric"):
+        frechet_distance(mean, covariance + torch.ones(3, 3).triu(1), mean, covariance)
+    statistics = FeatureStatistics.of(3)
+    with pytest.raises(StatisticsError, match=r"expected features of shape \(n, 3\), got \(2, 4\)"):
+        statistics.update(torch.zeros(2, 4))
+    with pytest.raises(StatisticsError, match="features hold NaN"):
+        statistics.update(torch.full((2, 3), torch.nan))
+    with pytest.raises(StatisticsError, match="got 3 and 4 features"):
+        statistics.merge(FeatureStatistics.of(4))
+    statistics.update(torch.zeros(1, 3))
+    with pytest.raises(StatisticsError, match="at least 2 images, got 1"):
+        statistics.gaussian()

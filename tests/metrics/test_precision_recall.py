@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+
+from lgq.metrics.precision_recall import precision_recall
+from lgq.ops import numerics as tiles
+
+
+def brute_force(x: np.ndarray, y: np.ndarray, neighbours: int) -> tuple[float, float]:
+    def radius(rows: np.ndarray, i: int) -> float:
+        others = sorted(np.linalg.norm(rows[i] - rows[j]) for j in range(len(rows)) if j != i)
+        return others[neighbours - 1]
+
+    def share(points: np.ndarray, rows: np.ndarray) -> float:
+        radii = [radius(rows, i) for i in range(len(rows))]
+        near = [np.linalg.norm(rows - point, axis=1) <= radii for point in points]
+        return float(np.mean([any(row) for row in near]))
+
+    return share(x, y), share(y, x)
+
+
+@pytest.mark.parametrize("neighbours", [1, 3, 5])
+@pytest.mark.parametrize("tile_bytes", [1, 1000, 2**25])
+def test_shares_are_those_of_the_plain_definition_in_tiles_of_any_size(monkeypatch, neighbours, tile_bytes):
+    monkeypatch.setattr(tiles, "_TILE_BYTES", tile_bytes)
+    x, y = torch.randn(40, 3), 1.5 * torch.randn(31, 3) + 0.8
+    expected = brute_force(x.double().numpy(), y.double().numpy(), neighbours)
+    result = precision_recall(x, y, neighbours=neighbours)
+    assert 0 < result.precision != result.recall
+    assert result == pytest.approx(expected)
+
+
+def test_a_large_common_value_changes_nothing():
+    x, y = torch.randn(40, 3, dtype=torch.float64), 1.3 * torch.randn(31, 3, dtype=torch.float64)
+    assert precision_recall(x + 2.0**27, y + 2.0**27) == precision_recall(x, y)
+
+
+def test_equal_sets_are_perfect_and_distant_ones_hopeless():
+    x = torch.randn(20, 4)
+    assert precision_recall(x, x.flip(0)) == (1, 1)
+    assert precision_recall(x, x + 100) == (0, 0)
+
+
+def test_images_of_a_part_of_the_reference_are_faithful_but_lack_variety():
+    reference = torch.cat([torch.randn(60, 2), torch.randn(60, 2) + 50])
+    result = precision_recall(reference[:60] + 0.01, reference)
+    assert result.precision > 0.9
+    assert result.recall == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_input_is_refused_by_name():
+    with pytest.raises(ValueError, match="3 neighbours need 4 images or more of both sets, got 3"):
+        precision_recall(torch.randn(9, 2), torch.randn(3, 2))
+    with pytest.raises(ValueError, match="got 2 and 3 features"):
+        precision_recall(torch.randn(9, 2), torch.randn(9, 3))
+    with pytest.raises(ValueError, match="neighbours must be at least 1, got 0"):
+        precision_recall(torch.randn(9, 2), torch.randn(9, 2), neighbours=0)

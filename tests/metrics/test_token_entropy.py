@@ -1,0 +1,184 @@
+"""Entropies of tokens are those of the plain formulas, of all images and class by class."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lgq.data.token_format import Encoding, TokenError
+from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.tokens import TokenDataset
+from lgq.metrics import likelihood as token_entropy
+from lgq.metrics.likelihood import TokenCounts, token_entropies
+from lgq.results import append_result, read_results
+
+CODES = 11
+ENCODING = Encoding(
+    fingerprint="f" * 64,
+    codebook_size=CODES,
+    stages=1,
+    grid=(2, 3),
+    image_size=24,
+    flips=False,
+    classes=("cat", "dog", "owl"),
+    source="made up",
+    source_images=0,
+    shard_size=4,
+)
+
+
+@pytest.fixture(autouse=True)
+def few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_entropy, "_IMAGES_AT_A_TIME", 3)
+
+
+def write(folder: Path, labels: list[int], seed: int = 0, **changes) -> TokenDataset:
+    """Tokens whose distribution depends on the label; -1 for none."""
+    encoding = replace(ENCODING, source_images=len(labels), **changes)
+    generator = torch.Generator().manual_seed(seed)
+    shape = encoding.token_shape
+    tokens = torch.stack([torch.randint(5 + 3 * label, shape, generator=generator) for label in labels])
+    writer = TokenWriter(folder, encoding)
+    for shard in range(encoding.shards):
+        part = slice(shard * encoding.shard_size, (shard + 1) * encoding.shard_size)
+        flipped = (tokens[part] + 1) % CODES if encoding.flips else None
+        names = [f"{i}.png" for i in range(len(labels))][part]
+        writer.write(shard, [EncodedBatch(tokens[part], flipped, torch.tensor(labels[part]), names)], {})
+    writer.finish()
+    return TokenDataset(folder)
+
+
+def pairs(data: TokenDataset) -> list[tuple[int | None, int]]:
+    """(label, token) of every token."""
+    return [(item.label, token) for item in data for token in item.tokens.flatten().tolist()]
+
+
+def plain_entropy(values: list) -> float:
+    return -sum(n / len(values) * math.log(n / len(values)) for n in Counter(values).values())
+
+
+def plain_class_entropy(seen: list[tuple[int | None, int]]) -> float:
+    """H(token | class) = H(class, token) - H(class)."""
+    return plain_entropy(seen) - plain_entropy([label for label, _ in seen])
+
+
+def plain_cross_entropies(
+    seen: list[tuple[int | None, int]], new: list[tuple[int | None, int]]
+) -> list[float]:
+    tokens, labels, both = Counter(t for _, t in seen), Counter(c for c, _ in seen), Counter(seen)
+    alone = [-math.log((tokens[t] + 1) / (len(seen) + CODES)) for _, t in new]
+    by_class = [-math.log((both[c, t] + 1) / (labels[c] + CODES)) for c, t in new]
+    return [sum(alone) / len(new), sum(by_class) / len(new)]
+
+
+LABELS = {
+    "labelled": ([0, 1, 2, 0, 1, 2, 2], [2, 1, 0, 0, 1]),
+    "some without a label": ([0, -1, 2, 0, -1], [-1, 1, 0]),
+    "without a label in validation alone": ([0, 1, 2, 0], [-1, 1, 0]),
+    "a class that was never seen": ([0, 0, 1, 0, 1], [2, 1, 0]),
+    "without labels": ([-1] * 5, [-1] * 3),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_entropies_are_those_of_the_plain_formulas(tmp_path, kind, stages):
+    of_training, of_validation = LABELS[kind]
+    training = write(tmp_path / "training", of_training, 1, stages=stages)
+    validation = write(tmp_path / "validation", of_validation, 2, stages=stages)
+    found, seen, new = token_entropies(training, validation), pairs(training), pairs(validation)
+    assert found.entropy == pytest.approx(plain_entropy([token for _, token in seen]), rel=1e-12)
+    assert found.class_entropy == pytest.approx(plain_class_entropy(seen), rel=1e-12)
+    crossed = [found.cross_entropy, found.class_cross_entropy]
+    assert crossed == pytest.approx(plain_cross_entropies(seen, new), rel=1e-12)
+    assert (found.tokens, found.validation_tokens) == (len(seen), len(new))
+    assert len(new) == 6 * stages * len(of_validation)
+
+
+def test_the_class_tells_something_and_of_one_class_nothing(tmp_path):
+    several = token_entropies(write(tmp_path / "several", [0, 1, 2] * 9))
+    assert several.class_entropy < several.entropy - 0.05
+    one = token_entropies(write(tmp_path / "one", [-1] * 9, classes=()))
+    assert one.class_entropy == one.entropy > 0
+
+
+def test_without_validation_there_are_no_cross_entropies(tmp_path):
+    found = token_entropies(write(tmp_path, [0, 1]))
+    assert found.cross_entropy is found.class_cross_entropy is found.validation_tokens is None
+
+
+def test_mirrored_images_do_not_count(tmp_path):
+    plain, flipped = (write(tmp_path / str(flips), [0, 1, 2], flips=flips) for flips in (False, True))
+    assert token_entropies(flipped) == token_entropies(plain)
+
+
+def test_uniform_tokens_cost_log_k_and_constant_ones_nothing():
+    uniform, constant = TokenCounts.of(1, CODES), TokenCounts.of(1, CODES)
+    uniform.update(torch.arange(CODES)[None], [0])
+    constant.update(torch.full((1, 50), 4), [0])
+    assert uniform.entropy == pytest.approx(math.log(CODES), rel=1e-12)
+    assert constant.entropy == constant.class_entropy == 0
+    assert constant.cross_entropy(constant) == pytest.approx(math.log((50 + CODES) / 51), rel=1e-12)
+
+
+def test_a_class_that_was_never_seen_costs_log_k():
+    seen, new = TokenCounts.of(2, CODES), TokenCounts.of(2, CODES)
+    seen.update(torch.full((1, 50), 4), [0])
+    new.update(torch.full((1, 7), 4), [1])
+    assert new.class_cross_entropy(seen) == pytest.approx(math.log(CODES), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "label", "message"),
+    [
+        (torch.tensor([[CODES]]), 0, f"index {CODES} is outside 0..{CODES - 1}"),
+        (torch.tensor([[0]]), 3, r"label 3 is outside 0\.\.2"),
+        (torch.tensor([[0]]), -1, r"label -1 is outside 0\.\.2"),
+    ],
+)
+def test_tokens_and_labels_that_do_not_exist_are_refused(tokens: Tensor, label: int, message: str):
+    counts = TokenCounts.of(3, CODES)
+    with pytest.raises(ValueError, match=message):
+        counts.update(tokens, [label])
+    assert counts.tokens == 0
+
+
+def test_the_last_classes_may_be_missing_in_one_set(tmp_path):
+    training = write(tmp_path / "training", [0, 1, 2, 2], 1)
+    validation = write(tmp_path / "validation", [0, 1], 2, classes=("cat", "dog"))
+    found = token_entropies(training, validation)
+    expected = plain_cross_entropies(pairs(training), pairs(validation))
+    assert [found.cross_entropy, found.class_cross_entropy] == pytest.approx(expected, rel=1e-12)
+
+
+def test_sets_that_do_not_compare_are_refused(tmp_path):
+    training = write(tmp_path / "training", [0, 1])
+    renamed = write(tmp_path / "renamed", [0, 1], classes=("dog", "cat", "owl"))
+    with pytest.raises(
+        TokenError, match=r"renamed does not suit .*training: its class 0 is 'dog', not 'cat'"
+    ):
+        token_entropies(training, renamed)
+    foreign = write(tmp_path / "foreign", [0, 1], fingerprint="e" * 64)
+    with pytest.raises(TokenError, match="foreign holds tokens of tokenizer eeeeeeeeeeee, not of f"):
+        token_entropies(training, foreign)
+    unlabelled = write(tmp_path / "unlabelled", [-1, -1], classes=())
+    for sets in ((training, unlabelled), (unlabelled, training)):
+        with pytest.raises(TokenError, match=r"unlabelled does not .*no classes, and .*training has 3"):
+            token_entropies(*sets)
+
+
+def test_progress_counts_the_images_of_both_sets(tmp_path):
+    training, validation = write(tmp_path / "t", [0] * 5), write(tmp_path / "v", [0] * 4)
+    seen: list[tuple[int, int]] = []
+    token_entropies(training, validation, on_progress=lambda *counts: seen.append(counts))
+    assert seen == [(3, 9), (5, 9), (8, 9), (9, 9)]
+
+
+def test_a_record_holds_every_number(tmp_path):
+    found = token_entropies(write(tmp_path / "tokens", [0, 1]))
+    append_result(tmp_path / "results.jsonl", found.record())
+    assert read_results(tmp_path / "results.jsonl") == [vars(found)]

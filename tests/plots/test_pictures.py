@@ -1,0 +1,121 @@
+"""Pictures show the pixels that they were given, and nothing that they were not."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import ImageColor
+from png_pixels import levels, noise, opened, place
+from torch import Tensor
+
+from lgq.plots import canvas
+from lgq.plots.pictures import (
+    Panel,
+    codebook_grid,
+    mean_patches,
+    reconstruction_grid,
+    side_by_side,
+    token_mosaic,
+)
+
+
+def count(colour: str, picture: np.ndarray) -> int:
+    return int((picture == ImageColor.getrgb(colour)).all(2).sum())
+
+
+def test_panels_stand_side_by_side_each_at_its_own_scale():
+    small, large = noise(3, 4, 6), noise(3, 12, 9)
+    picture = opened(side_by_side([Panel("small", small, 3), Panel("large", large)]))
+    top, left = place(levels(small, 3), picture)
+    assert place(levels(large), picture) == (top, left + 18 + canvas.MARGIN)
+
+
+def test_captions_are_written():
+    panel = noise(3, 8, 60)
+    words, silence = (opened(side_by_side([Panel(caption, panel)])) for caption in ("words", ""))
+    assert count(canvas.INK, words) > 0 == count(canvas.INK, silence)
+
+
+def test_every_image_of_a_grid_stands_above_its_reconstruction():
+    images, reconstructions = noise(5, 3, 4, 6), noise(5, 3, 4, 6)
+    picture = opened(reconstruction_grid(images, reconstructions, caption="", columns=3, scale=2))
+    above = [place(levels(image, 2), picture) for image in images]
+    below = [place(levels(image, 2), picture) for image in reconstructions]
+    assert [x for _, x in above] == [x for _, x in below]
+    assert all(0 < low - high - 8 < 4 for (high, _), (low, _) in zip(above, below, strict=True))
+    assert [y for y, _ in above] == [above[0][0]] * 3 + [above[3][0]] * 2
+    assert above[3][1] == above[0][1]
+
+
+def test_each_column_of_a_grid_has_its_remark():
+    images = noise(2, 3, 16, 16)
+    with pytest.raises(ValueError, match="shorter"):
+        reconstruction_grid(images, images, caption="", remarks=["only one"])
+    said = opened(reconstruction_grid(images, images, caption="", remarks=["", "20 dB"], scale=4))
+    assert count(canvas.FAINT, said[:, : said.shape[1] // 2]) == 0
+    assert count(canvas.FAINT, said[:, said.shape[1] // 2 :]) > 0
+
+
+def test_a_mosaic_shows_the_colour_and_the_index_of_every_token():
+    colours, tokens = noise(300, 3), torch.randint(300, (3, 4))
+    mosaic = levels(token_mosaic(tokens, colours, cell=24))
+    assert mosaic.shape == (72, 96, 3)
+    for (row, column), token in np.ndenumerate(tokens.numpy()):
+        cell = mosaic[row * 24 : row * 24 + 24, column * 24 : column * 24 + 24]
+        colour = levels(colours[token][:, None, None])[0, 0]
+        assert (cell[[0, 0, -1, -1], [0, -1, 0, -1]] == colour).all()
+        assert (cell != colour).any()
+
+
+def test_tokens_of_one_colour_still_differ_by_their_index():
+    grey = torch.zeros(512, 3)
+    first, second = (token_mosaic(torch.full((1, 1), token), grey, cell=24) for token in (17, 471))
+    assert (first != second).any()
+
+
+def test_indices_are_dark_on_bright_fields_and_bright_on_dark_ones():
+    colours = torch.tensor([[-0.9, -0.9, -0.9], [0.9, 0.9, 0.9]])
+    mosaic = token_mosaic(torch.tensor([[0, 1]]), colours, cell=32)
+    assert mosaic[:, :, :32].max() == 1
+    assert mosaic[:, :, 32:].min() < -0.5
+
+
+def test_a_codebook_shows_every_code_once_the_unused_ones_last():
+    patches, counts = noise(10, 3, 4, 4), torch.tensor([3, 0, 1, 1, 0, 9, 2, 2, 5, 1])
+    used = (counts > 0).nonzero().flatten().tolist()
+    picture = opened(codebook_grid(patches, counts, caption="", columns=4, scale=3))
+    places = [place(levels(patches[code], 3), picture) for code in used]
+    assert len(set(places)) == 8
+    assert len({y for y, _ in places}) == 2
+    alarms = np.argwhere((picture == ImageColor.getrgb(canvas.ALARM)).all(2))
+    assert alarms[:, 0].min() >= max(y for y, _ in places) + 12
+    assert count(canvas.ALARM, opened(codebook_grid(patches, counts + 1, caption=""))) == 0
+
+
+def test_a_codebook_goes_from_dark_to_bright():
+    greys = torch.linspace(-0.9, 0.9, 12)[torch.randperm(12)]
+    patches = greys[:, None, None, None].expand(-1, 3, 4, 4)
+    picture = opened(
+        codebook_grid(patches, torch.ones(12, dtype=torch.int64), caption="", columns=1, scale=1)
+    )
+    tops = [place(levels(patch), picture)[0] for patch in patches]
+    assert torch.tensor(tops).argsort().tolist() == greys.argsort().tolist()
+
+
+def test_mean_patches_are_the_means_over_the_places_of_a_code():
+    images, tokens = noise(2, 3, 6, 9), torch.randint(4, (2, 2, 3))
+    places: dict[int, list[Tensor]] = {code: [] for code in range(6)}
+    for (b, row, column), code in np.ndenumerate(tokens.numpy()):
+        patch = images[b, :, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3]
+        places[code].append(patch)
+    means = [torch.stack(found).mean(0) if found else torch.zeros(3, 3, 3) for found in places.values()]
+    torch.testing.assert_close(mean_patches(images, tokens, 6), torch.stack(means))
+
+
+def test_an_empty_picture_is_refused():
+    nothing = torch.empty(0, 3, 4, 4)
+    with pytest.raises(ValueError, match="panels must be at least 1"):
+        side_by_side([])
+    with pytest.raises(ValueError, match="images must be at least 1"):
+        reconstruction_grid(nothing, nothing, caption="")
+    with pytest.raises(ValueError, match="codes must be at least 1"):
+        codebook_grid(nothing, torch.empty(0, dtype=torch.int64), caption="")

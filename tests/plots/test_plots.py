@@ -1,0 +1,91 @@
+"""Plots show what the records say, and nothing else."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageColor
+
+from lgq.plots import curves as plots
+from lgq.plots.curves import CURVES, training_curves, usage_histogram
+
+
+def opened(png: bytes) -> np.ndarray:
+    image = Image.open(BytesIO(png))
+    assert image.format == "PNG"
+    return np.asarray(image.convert("RGB"))
+
+
+def has(colour: str, png: bytes) -> bool:
+    return bool((opened(png) == ImageColor.getrgb(colour)).all(2).any())
+
+
+def record(step: int, split: str, **values: float | None) -> dict[str, Any]:
+    return {"step": step, "split": split, "seconds": 1.0, "values": values}
+
+
+RECORDS = [
+    record(10, "train", loss=0.3, tau=1.0, l1=0.2),
+    record(20, "train", loss=0.2, tau=0.5, l1=0.1),
+    record(20, "validation", psnr=20.0, utilization=0.5),
+    record(30, "train", loss=0.1, tau=0.1, l1=0.1),
+    record(30, "validation", psnr=22.0, utilization=0.9),
+]
+
+
+def test_every_curve_of_the_records_has_a_panel():
+    plot = training_curves(RECORDS)
+    assert all(has(curve.colour, plot) for curve in CURVES)
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.value)
+def test_a_value_that_a_run_does_not_measure_has_no_panel(curve):
+    records = [
+        line | {"values": {name: v for name, v in line["values"].items() if name != curve.value}}
+        for line in RECORDS
+    ]
+    plot = training_curves(records)
+    assert not has(curve.colour, plot)
+    assert all(has(other.colour, plot) for other in CURVES if other != curve)
+
+
+def test_a_single_record_is_enough_for_its_panel():
+    one = opened(training_curves([record(5, "validation", psnr=20.0)]))
+    assert one.shape[0] < opened(training_curves(RECORDS)).shape[0]
+
+
+def test_values_that_were_no_numbers_are_left_out():
+    broken = [*RECORDS, record(40, "train", loss=None, tau=None), record(40, "validation", psnr=None)]
+    assert training_curves(broken) == training_curves(RECORDS)
+
+
+def test_values_of_another_split_are_left_out():
+    assert training_curves([*RECORDS, record(30, "train", psnr=50.0)]) == training_curves(RECORDS)
+
+
+def test_a_run_without_records_is_refused():
+    with pytest.raises(ValueError, match=r"none of 0 records .* train for some steps"):
+        training_curves([])
+
+
+def test_the_histogram_does_not_depend_on_the_order_of_the_codes():
+    counts = torch.tensor([5, 0, 9, 1, 0, 30])
+    assert usage_histogram(counts) == usage_histogram(counts.flip(0))
+    assert usage_histogram(counts) == usage_histogram(2 * counts)
+    assert usage_histogram(counts) != usage_histogram(counts + 1)
+
+
+def test_half_of_the_plot_is_shaded_where_half_of_the_codes_are_unused():
+    def shaded(*counts: int) -> float:
+        plot = opened(usage_histogram(torch.tensor(counts)))
+        return float((plot == ImageColor.getrgb(plots.SHADE)).all(2).mean())
+
+    assert 0.25 < shaded(4, 2, 0, 0) < 0.5
+    assert shaded(4, 2, 1, 1) < 0.01
+
+
+def test_a_histogram_of_no_tokens_is_refused():
+    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+        usage_histogram(torch.zeros(4, dtype=torch.int64))

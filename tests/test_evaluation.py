@@ -1,0 +1,364 @@
+"""An evaluation is one pass that equals the plain formulas, on one process or several, cached or not."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from cheap_inception import FEATURES, CheapInception
+from PIL import Image
+from torch import Tensor
+
+from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
+from lgq.distributed import rank, world_size
+from lgq.evaluation import Evaluation, ImageScore, best_median_worst, evaluate, evaluate_tokenizer
+from lgq.metrics import quality
+from lgq.metrics.fid import FeatureStatistics
+from lgq.metrics.kid import kernel_distance
+from lgq.metrics.metric_networks import NEED_INCEPTION, MetricNetworks
+from lgq.metrics.precision_recall import precision_recall
+from lgq.metrics.quality import through
+from lgq.metrics.reconstruction import l1, psnr, ssim
+from lgq.models.autoencoder import Backbone
+from lgq.models.inception import InceptionV3
+from lgq.models.lpips import LPIPS
+from lgq.results import append_result, read_results
+from lgq.tokenizer import Tokenizer
+
+TINY = Backbone(widths=(8, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
+SIDE, IMAGES = 16, 9
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "FEATURES", FEATURES)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "references"
+
+
+@pytest.fixture(scope="module")
+def lpips() -> LPIPS:
+    return LPIPS()
+
+
+@pytest.fixture
+def judges(lpips: LPIPS) -> MetricNetworks:
+    return MetricNetworks(lpips, CheapInception())
+
+
+def put_pictures(folder: Path, count: int = IMAGES, broken: tuple[int, ...] = ()) -> Path:
+    folder.mkdir(parents=True)
+    for seed in range(count):
+        coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((20, 20), Image.Resampling.BICUBIC).save(folder / f"{seed}.png")
+    for number in broken:
+        (folder / f"{number}.png").write_bytes(b"no picture")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_pictures(tmp_path_factory.mktemp("data") / "photos")
+
+
+def build(**settings: Any) -> Tokenizer:
+    torch.manual_seed(0)
+    return Tokenizer(TINY, **({"quantizer": "lgq", "codebook_size": 40} | settings)).eval()
+
+
+def assess(
+    folder: Path, judges: MetricNetworks, tokenizer: Tokenizer | None = None, **options: Any
+) -> Evaluation:
+    settings = {"image_size": SIDE, "batch_size": 4} | options
+    return evaluate_tokenizer(tokenizer or build(), FolderDataset(folder), judges, **settings)
+
+
+def all_images(folder: Path) -> Tensor:
+    loader = ImageLoader(FolderDataset(folder), LoaderSettings(image_size=SIDE))
+    return torch.cat([batch.images for batch in loader.one_pass()])
+
+
+def test_every_metric_is_that_of_its_plain_formula(photos, judges):
+    tokenizer, images = build(), all_images(photos)
+    found = assess(photos, judges, tokenizer)
+    with torch.no_grad():
+        outputs = tokenizer(images).reconstruction.clamp(-1, 1)
+        lpips, inception = judges.lpips, judges.inception
+        expected = {f.__name__: f(images, outputs).mean() for f in (psnr, ssim, l1)}
+        expected["lpips"] = lpips(images, outputs).mean()
+        features, originals = inception(outputs), inception(images)
+    gaussians = []
+    for rows in (features, originals):
+        gaussians.append(FeatureStatistics.of(FEATURES))
+        gaussians[-1].update(rows)
+    expected["reconstruction_loss"] = expected["l1"] + expected["lpips"]
+    expected["rfid"] = gaussians[0].gaussian().distance(gaussians[1].gaussian())
+    expected["kid"] = kernel_distance(features, originals)
+    expected |= precision_recall(features, originals)._asdict()
+    used = len(tokenizer.encode(images).unique())
+    expected |= {"utilization": used / 40, "dead_codes": 40 - used}
+    found_too = {name: found.metrics[name] for name in expected}
+    assert found_too == pytest.approx({name: float(x) for name, x in expected.items()}, rel=1e-4, abs=1e-7)
+    assert found.images == IMAGES
+    assert found.absent == found.broken == {}
+    assert [score.number for score in found.scores] == list(range(IMAGES))
+    ratios = torch.tensor([score.psnr for score in found.scores])
+    torch.testing.assert_close(ratios, psnr(images, outputs), rtol=1e-4, atol=1e-4)
+
+
+def unchanged(images: Tensor) -> tuple[Tensor, Tensor]:
+    return images, torch.zeros(len(images), 1, dtype=torch.int64)
+
+
+def test_images_against_themselves_are_perfect(photos, lpips, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("LGQ_CACHE", str(photos.parent / "identity"))
+    folder = put_pictures(photos.parent / "two", 2)
+    loader = ImageLoader(FolderDataset(folder), LoaderSettings(image_size=SIDE, batch_size=1))
+    metrics = evaluate(unchanged, 1, loader, MetricNetworks(lpips, InceptionV3()), CPU).metrics
+    assert metrics["psnr"] == torch.inf
+    assert metrics["ssim"] == pytest.approx(1)
+    assert metrics["l1"] == metrics["lpips"] == metrics["reconstruction_loss"] == 0
+    assert 0 <= metrics["rfid"] < 1e-3
+
+
+def test_images_lie_on_their_own_manifold(photos, judges):
+    loader = ImageLoader(FolderDataset(photos), LoaderSettings(image_size=SIDE))
+    metrics = evaluate(unchanged, 1, loader, judges, CPU).metrics
+    assert metrics["precision"] == metrics["recall"] == 1
+    assert metrics["kid"] <= 0
+
+
+def test_batches_change_rounding_only(photos, judges):
+    one, many = (assess(photos, judges, batch_size=size, use_cache=False) for size in (1, IMAGES))
+    assert one.metrics == pytest.approx(many.metrics, rel=1e-4, abs=1e-7)
+
+
+def test_features_of_the_images_are_computed_once(photos, judges, cache):
+    first = assess(photos, judges)
+    assert judges.inception.seen == 2 * IMAGES
+    again = assess(photos, judges)
+    assert judges.inception.seen == 3 * IMAGES
+    assert again.metrics == first.metrics
+    assert again.fid == first.fid
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_the_same_files_in_another_folder_are_known(photos, judges, tmp_path):
+    first = assess(photos, judges)
+    (tmp_path / "moved").mkdir()
+    for number, path in enumerate(sorted(photos.iterdir())):
+        shutil.copy(path, tmp_path / "moved" / f"renamed-{number}.png")
+    assert assess(tmp_path / "moved", judges).metrics == first.metrics
+    assert judges.inception.seen == 3 * IMAGES
+
+
+def test_other_images_sizes_and_networks_are_not(photos, judges, tmp_path, cache):
+    assess(photos, judges)
+    assess(photos, judges, image_size=20)
+    assess(put_pictures(tmp_path / "fewer", IMAGES - 1), judges)
+    assert judges.inception.seen == 2 * (3 * IMAGES - 1)
+    other = CheapInception(seed=1)
+    assess(photos, MetricNetworks(None, other))
+    assert other.seen == 2 * IMAGES
+    assert len(list(cache.iterdir())) == 4
+
+
+@pytest.mark.parametrize("harm", ["cut", "bit"])
+def test_damaged_features_are_made_anew(photos, judges, cache, caplog, harm):
+    first = assess(photos, judges)
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] if harm == "cut" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert assess(photos, judges).metrics == first.metrics
+    assert judges.inception.seen == 4 * IMAGES
+    assert file.read_bytes() == whole
+    assert "other bytes than were written" in caplog.text
+
+
+def test_without_the_cache_nothing_is_read_or_left(photos, judges, cache):
+    assess(photos, judges, use_cache=False)
+    assert not cache.exists()
+    assess(photos, judges)
+    assess(photos, judges, use_cache=False)
+    assert judges.inception.seen == 6 * IMAGES
+
+
+def test_a_cache_that_cannot_be_written_costs_no_result(photos, judges, cache, caplog):
+    cache.parent.write_text("a file, where the directory would be")
+    assert assess(photos, judges).metrics["rfid"] > 0
+    assert "cannot be kept" in caplog.text
+
+
+def test_without_judges_their_metrics_are_absent_by_name(photos):
+    found = assess(photos, MetricNetworks(absent={"rfid": "no weights"}))
+    assert found.absent == {"rfid": "no weights"}
+    assert not {"lpips", "reconstruction_loss", *NEED_INCEPTION} & found.metrics.keys()
+    assert found.metrics["psnr"] > 0
+    assert found.fid is found.lpips is None
+
+
+@pytest.mark.parametrize(("count", "taken"), [(1, set()), (3, {"rfid", "kid"}), (4, set(NEED_INCEPTION))])
+def test_few_images_have_no_manifold_and_fewer_no_distance(tmp_path, judges, count, taken):
+    found = assess(put_pictures(tmp_path / "few", count), judges)
+    assert taken == found.metrics.keys() & set(NEED_INCEPTION)
+    assert found.absent.keys() == set(NEED_INCEPTION) - taken
+    assert all(f"{count} images are too few" in reason for reason in found.absent.values())
+    assert (found.fid is None) == (not taken)
+
+
+def test_broken_images_are_left_out_and_named(tmp_path, judges):
+    folder = put_pictures(tmp_path / "photos", broken=(2, 5))
+    found = assess(folder, judges)
+    for number in (2, 5):
+        (folder / f"{number}.png").unlink()
+    whole = assess(folder, judges)
+    assert found.metrics == pytest.approx(whole.metrics, rel=1e-4, abs=1e-7)
+    assert found.broken.keys() == {"2.png", "5.png"}
+    assert [score.number for score in found.scores] == [0, 1, 3, 4, 6, 7, 8]
+
+
+def test_a_data_set_without_a_readable_image_is_a_mistake(tmp_path, judges):
+    with pytest.raises(DataError, match="none of 2 images can be read"):
+        assess(put_pictures(tmp_path / "broken", 2, broken=(0, 1)), judges)
+
+
+def test_a_tokenizer_in_train_mode_is_judged_in_eval_mode_and_learns_nothing(photos, judges):
+    tokenizer = build(quantizer="vq")
+    expected, fingerprint = assess(photos, judges, tokenizer).metrics, tokenizer.fingerprint()
+    tokenizer.train()
+    assert assess(photos, judges, tokenizer).metrics == expected
+    assert tokenizer.training
+    assert tokenizer.fingerprint() == fingerprint
+
+
+def test_stages_have_codes_of_their_own(photos):
+    tokenizer, images = build(stages=2), all_images(photos)
+    counts = assess(photos, MetricNetworks(), tokenizer).usage.counts
+    tokens = tokenizer.encode(images)
+    stages = [torch.bincount(tokens[..., stage].flatten(), minlength=40) for stage in range(2)]
+    assert torch.equal(counts, torch.cat(stages))
+
+
+def test_half_precision_is_judged_in_full(photos, judges):
+    images = all_images(photos)
+    reconstruction, _ = through(build().to(torch.bfloat16))(images)
+    assert reconstruction.dtype == torch.float32
+    assert reconstruction.abs().max() <= 1
+
+
+def test_progress_ends_with_every_image(photos, judges):
+    seen: list[tuple[int, int]] = []
+    assess(photos, judges, on_progress=lambda *counts: seen.append(counts))
+    assert seen == [(4, IMAGES), (8, IMAGES), (IMAGES, IMAGES)]
+
+
+def test_a_record_tells_what_the_numbers_rest_on(photos, judges, tmp_path):
+    found = assess(photos, judges)
+    append_result(tmp_path / "results.jsonl", found.record())
+    (record,) = read_results(tmp_path / "results.jsonl")
+    assert record["metrics"] == found.metrics
+    assert record["images"] == record["fid"]["images"] == record["fid"]["reference_images"] == IMAGES
+    assert record["fid"]["weights"] == "cheap"
+    assert record["fid"]["image_size"] == SIDE
+    assert len(record["fid"]["reference_sha256"]) == 64
+    assert record["lpips"] == {"weights_sha256": None}
+    assert json.dumps(record["fid"]).count("uint8")
+
+
+SCORES = [ImageScore(i, ratio) for i, ratio in enumerate([20.0, 31.0, torch.inf, 25.0, 18.0, 25.0, 22.0])]
+
+
+def test_best_median_and_worst_are_ranked_by_psnr():
+    chosen = best_median_worst(SCORES, 2)
+    numbers = {kind: [score.number for score in scores] for kind, scores in chosen.items()}
+    assert numbers == {"best": [2, 1], "median": [3, 5], "worst": [4, 0]}
+
+
+def test_the_median_of_one_is_the_middle_one():
+    assert best_median_worst(SCORES, 1)["median"] == [ImageScore(5, 25.0)]
+
+
+def test_groups_larger_than_the_set_are_the_set():
+    chosen = best_median_worst(SCORES[:3], 8)
+    assert [len(chosen[kind]) for kind in ("best", "median", "worst")] == [3, 3, 3]
+    assert chosen["worst"] == chosen["best"][::-1]
+    assert best_median_worst([], 1) == {"best": [], "median": [], "worst": []}
+
+
+def test_groups_need_an_image():
+    with pytest.raises(ValueError, match="each must be at least 1, got 0"):
+        best_median_worst(SCORES, 0)
+
+
+def everything(folder: Path) -> dict:
+    """Twice, so that the second finds the first one's features; and where one process reads nothing."""
+    judges = MetricNetworks(LPIPS(), CheapInception())
+    both = [assess(folder / "photos", judges, batch_size=2) for _ in range(2)]
+    lonely = assess(folder / "half", judges, batch_size=1)
+    return {
+        "world_size": world_size(),
+        "seen": judges.inception.seen,
+        "metrics": [found.metrics for found in both],
+        "counts": [both[0].usage.counts, both[0].images],
+        "scores": [list(score) for score in both[0].scores],
+        "fid": both[0].fid,
+        "broken": both[0].broken,
+        "lonely": [lonely.images, lonely.broken, lonely.metrics],
+    }
+
+
+def in_process(number: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "FEATURES", FEATURES)
+        patch.setenv("LGQ_CACHE", f"{folder}/cache-of-two")
+        try:
+            torch.save(everything(Path(folder)), Path(folder) / f"{rank()}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    folder = tmp_path_factory.mktemp("processes")
+    put_pictures(folder / "photos", broken=(3,))
+    put_pictures(folder / "half", 2, broken=(1,))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(in_process, args=(port, str(folder)), nprocs=2)
+    return folder, [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
+
+
+def test_two_processes_find_what_one_finds(processes):
+    folder, both = processes
+    alone = everything(folder)
+    assert [one["world_size"] for one in both] == [2, 2]
+    assert sum(one["seen"] for one in both) == alone["seen"] == 3 * (IMAGES - 1) + 2
+    for one in both:
+        for found, expected in zip(one["metrics"], alone["metrics"], strict=True):
+            assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(one["counts"], alone["counts"], rtol=0, atol=0)
+        torch.testing.assert_close(one["scores"], alone["scores"])
+        assert one["fid"] == alone["fid"]
+        assert one["broken"] == alone["broken"]
+        assert one["lonely"][:2] == alone["lonely"][:2]
+        assert one["lonely"][2] == pytest.approx(alone["lonely"][2], rel=1e-5)
+
+
+def test_all_processes_hold_the_same_numbers(processes):
+    first, second = processes[1]
+    assert first["metrics"] == second["metrics"]
