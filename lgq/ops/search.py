@@ -121,6 +121,11 @@ def choose(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score
     return Choice(*_choose(z.detach(), codes.detach(), score))
 
 
+def squared_distances(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"]) -> Float[Tensor, "n k"]:
+    """All distances as one n x k matrix, for the dense references of the quantizers."""
+    return z.square().sum(1, keepdim=True) - 2 * z @ codes.T + codes.square().sum(1)
+
+
 @torch.library.custom_op("lgq::choose", mutates_args=())
 def _choose(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)

@@ -46,6 +46,8 @@ class Quantizer(nn.Module, ABC):
 
     precise: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
+    dense_matrices: int | None = None
+    """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
     def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
         super().__init__()
@@ -59,6 +61,13 @@ class Quantizer(nn.Module, ABC):
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         """`forward` on a matrix of float32 (or better) vectors; called outside autocast."""
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        """The plain formulas with their n x k matrices: the reference that tests and benchmarks compare with.
+
+        Optional: a quantizer that defines it also sets `dense_matrices`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no dense reference.")
 
     @abstractmethod
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:

@@ -4,6 +4,7 @@ n = vectors, k = codes, c = channels.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -26,6 +27,8 @@ class IBQ(Quantizer):
     entropy_temperature: of the assignment in those entropies.
     init_std: of the normal start of the codes.
     """
+
+    dense_matrices = 11
 
     def __init__(
         self,
@@ -60,6 +63,20 @@ class IBQ(Quantizer):
             terms["batch_entropy"] = entropy(sharp.usage, offset=_LOG_OFFSET)
             loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
         return Quantized(soft.codes, soft.indices, loss, terms)
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        logits = z @ self.codebook.T
+        p, indices = logits.softmax(1), logits.argmax(1)
+        onehot = F.one_hot(indices, self.codebook_size).to(p.dtype)
+        output, chosen = (onehot + p - p.detach()) @ self.codebook, onehot @ self.codebook
+        loss = F.mse_loss(output, z) + F.mse_loss(chosen.detach(), z)
+        loss = loss + self.commitment_weight * F.mse_loss(chosen, z.detach())
+        sharp = (logits / self.entropy_temperature).softmax(1)
+        log_sharp = (logits / self.entropy_temperature).log_softmax(1)
+        usage = sharp.mean(0)
+        batch_entropy = -(usage * (usage + _LOG_OFFSET).log()).sum()
+        vector_entropy = -(sharp * log_sharp).sum(1).mean()
+        return Quantized(output, indices, loss + self.entropy_weight * (vector_entropy - batch_entropy))
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
         return nearest(z, self.codebook, score="dot")

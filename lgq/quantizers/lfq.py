@@ -24,6 +24,7 @@ class LFQ(Quantizer):
     """
 
     powers: Tensor
+    dense_matrices = 7
 
     def __init__(
         self,
@@ -67,6 +68,18 @@ class LFQ(Quantizer):
             loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
         codes = self.project_out(straight_through(bits, signs))
         return Quantized(codes, self._index(signs), loss, terms)
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        bits = self.project_in(z)
+        signs = torch.where(bits > 0, 1.0, -1.0).to(bits.dtype)
+        logits = 2 * self.inverse_temperature * bits @ self.codebook.T.to(bits.dtype)
+        p, log_p = logits.softmax(1), logits.log_softmax(1)
+        usage = p.mean(0)
+        batch_entropy = -(usage * usage.clamp_min(1e-30).log()).sum()
+        loss = self.entropy_weight * (-(p * log_p).sum(1).mean() - batch_entropy)
+        loss = loss + self.commitment_weight * F.mse_loss(bits, signs)
+        indices = ((signs > 0) * self.powers).sum(1)
+        return Quantized(self.project_out(bits + (signs - bits).detach()), indices, loss)
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
         return self._index(_sign(self.project_in(z)))

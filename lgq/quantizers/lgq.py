@@ -15,7 +15,7 @@ from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
-from lgq.ops.search import Score, nearest
+from lgq.ops.search import Score, nearest, squared_distances
 from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import StartsFromData, latent_codes, normal_codes
 
@@ -42,6 +42,7 @@ class LGQ(StartsFromData):
 
     tau: Tensor
     precise = ("tau",)
+    dense_matrices = 6
 
     def __init__(
         self,
@@ -99,6 +100,16 @@ class LGQ(StartsFromData):
             terms["latent"] = mse(soft.codes, z)
             loss = loss + self.latent_weight * terms["latent"]
         return Quantized(soft.codes, soft.indices, loss, terms)
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        scores = -squared_distances(z, self.codebook) if self.score == "l2" else z @ self.codebook.T
+        p = (scores / self.tau).softmax(1)
+        soft, indices = p @ self.codebook, p.argmax(1)
+        chosen = self.codebook[indices]
+        output = (chosen if self.hard_gradient else chosen.detach()) + soft - soft.detach()
+        loss = self.peak_weight * F.relu(1 - p.square().sum(1)).mean()
+        loss = loss + self.diversity_weight * self._diversity(p.mean(0), len(z))
+        return Quantized(output, indices, loss + self.latent_weight * F.mse_loss(output, z))
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
         if self.sync_usage and self.training:

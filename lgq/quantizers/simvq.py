@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import nearest
+from lgq.ops.search import nearest, squared_distances
 from lgq.quantizers.base import Projection, Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
@@ -29,6 +29,7 @@ class SimVQ(Quantizer):
     """
 
     rows: Tensor
+    dense_matrices = 3
 
     def __init__(
         self,
@@ -60,7 +61,12 @@ class SimVQ(Quantizer):
         return codes
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        indices = self.select(z)
+        return self._quantize(z, self.select(z))
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        return self._quantize(z, squared_distances(z.detach(), self.codebook.detach()).argmin(1))
+
+    def _quantize(self, z: Float[Tensor, "n c"], indices: Int[Tensor, " n"]) -> Quantized:
         codes = self.lookup(indices)
         codebook, commitment = mse(codes, z.detach()), mse(z, codes.detach())
         loss = self.weight * (codebook + self.commitment_weight * commitment)

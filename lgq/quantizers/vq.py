@@ -3,6 +3,7 @@
 n = vectors, k = codes, c = channels.
 """
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -13,7 +14,7 @@ from lgq.checks import require_at_least, require_between, require_one_of
 from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import choose
+from lgq.ops.search import choose, nearest, squared_distances
 from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import StartsFromData, kmeans_codes, normal_codes
 
@@ -38,6 +39,7 @@ class VQ(StartsFromData):
     counts: Tensor
     sums: Tensor
     precise = ("counts", "sums")
+    dense_matrices = 3
 
     def __init__(
         self,
@@ -68,10 +70,24 @@ class VQ(StartsFromData):
         self.begin(normal_codes(codebook_size, dim, seed=seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        # Codes from the operator, not by indexing: torch.compile would index again in the backward
+        # pass, in a codebook that has moved by then.
+        return self._quantize(z, choose)
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        def search(z: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
+            indices = squared_distances(z, codebook).argmin(1)
+            return indices, codebook[indices]
+
+        return self._quantize(z, search)
+
+    def _quantize(
+        self, z: Float[Tensor, "n c"], search: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> Quantized:
         self.start_if_awaited(z)
         if self.training:
             self._take_effect()
-        indices, codes = self.choose(z)
+        indices, codes = search(z, self.codebook)
         codes = codes.to(z.dtype)
         if self.training:
             self._follow(z.detach(), indices)
@@ -80,13 +96,8 @@ class VQ(StartsFromData):
         loss = self.commitment_weight * commitment
         return Quantized(through(z, codes), indices, loss, {"commitment": commitment})
 
-    def choose(self, z: Float[Tensor, "n c"]) -> tuple[Int[Tensor, " n"], Float[Tensor, "n c"]]:
-        # Codes from the operator, not by indexing: torch.compile would index again in the backward
-        # pass, in a codebook that has moved by then.
-        return choose(z, self.codebook)
-
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return self.choose(z)[0]
+        return nearest(z, self.codebook)
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]

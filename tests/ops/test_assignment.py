@@ -7,10 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.bench import dense
 from lgq.ops import assignment, search
-from lgq.ops.assignment import soft_assignment
-from lgq.ops.search import nearest
+from lgq.ops.assignment import SoftAssignment, soft_assignment
+from lgq.ops.search import nearest, squared_distances
 
 SCORES = ("l2", "dot")
 ROUTES = ("soft", "hard", "both")
@@ -35,6 +34,16 @@ def values_and_gradients(function, z, codes, tau, parts=OUTPUTS, **options):
     return [output.detach() for output in result], torch.autograd.grad(loss, (z, codes))
 
 
+def dense_assignment(z, codes, tau, *, score="l2", codebook_gradient="soft"):
+    """`soft_assignment` with n x k matrices and autograd's gradients."""
+    logits = (-squared_distances(z, codes) if score == "l2" else z @ codes.T) / tau
+    p, indices = logits.softmax(1), logits.argmax(1)
+    soft, chosen = p @ (codes.detach() if codebook_gradient == "hard" else codes), codes[indices]
+    output = (chosen.detach() if codebook_gradient == "soft" else chosen) + soft - soft.detach()
+    entropy = -(p * logits.log_softmax(1)).sum(1)
+    return SoftAssignment(output, indices, p.square().sum(1), entropy, p.mean(0))
+
+
 def largest_score(z, codes, tau):
     distances = (z.detach()[:, None] - codes.detach()).square().sum(2)
     return float(distances.max()) / tau
@@ -42,7 +51,7 @@ def largest_score(z, codes, tau):
 
 def assert_equal_to_dense(z, codes, tau, *, tile, parts=OUTPUTS, **options):
     tiled, tiled_gradients = values_and_gradients(soft_assignment, z, codes, tau, parts, tile=tile, **options)
-    plain, plain_gradients = values_and_gradients(dense.soft_assignment, z, codes, tau, parts, **options)
+    plain, plain_gradients = values_and_gradients(dense_assignment, z, codes, tau, parts, **options)
     slack = max(1.0, largest_score(z, codes, tau) / 1000)
     for ours, theirs in zip((*tiled, *tiled_gradients), (*plain, *plain_gradients), strict=True):
         scale = max(1.0, float(theirs.abs().max()))
@@ -189,7 +198,7 @@ def test_a_frozen_codebook_gets_no_gradient_and_the_vectors_theirs():
     z, codes = problem(12, 20)
     result = soft_assignment(z, codes.detach(), 0.5, tile=5)
     (ours,) = torch.autograd.grad(result.usage.square().sum() + result.codes.sum(), z)
-    reference = dense.soft_assignment(z, codes.detach(), 0.5)
+    reference = dense_assignment(z, codes.detach(), 0.5)
     (theirs,) = torch.autograd.grad(reference.usage.square().sum() + reference.codes.sum(), z)
     torch.testing.assert_close(ours, theirs)
 
@@ -199,7 +208,7 @@ def test_no_weight_is_denormal_however_far_the_codes():
     codes = torch.cat([torch.zeros(1), torch.linspace(80, 110, 300).sqrt()])[:, None]
     z = torch.zeros(1, 1)
     tiny = torch.finfo(torch.float32).tiny
-    plain = dense.soft_assignment(z, codes, 1.0).usage
+    plain = dense_assignment(z, codes, 1.0).usage
     assert ((plain > 0) & (plain < tiny)).any(), "the case must reach the denormal numbers"
     weights = soft_assignment(z, codes, 1.0).usage
     assert (weights >= tiny).all()
