@@ -37,8 +37,8 @@ from lgq.hub import CONFIG, WEIGHTS, PretrainedError
 from lgq.maskgit import GeneratorError, MaskGIT
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import Gaussian, StatisticsError
-from lgq.report.ledger import read_ledger
 from lgq.report.page import report_page
+from lgq.report.result_set import read_result_set
 from lgq.results import RESULTS, ResultsError, read_results
 from lgq.tokenizer import COPY, Tokenizer, TokenizerError
 from lgq.training.checkpoint import MANIFEST, CheckpointError, Checkpoints, read_manifest
@@ -301,7 +301,7 @@ def _report(folder: Path, name: str) -> Prepared:
     results = seeds.results(folder)
 
     def read() -> None:
-        assert "<script" not in report_page(read_ledger(results.root))
+        assert "<script" not in report_page(read_result_set(results.root))
 
     return _result(folder, name, read, sealed=True)
 

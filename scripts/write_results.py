@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from lgq.files import replace_file
-from lgq.report.headline import headline_png, headline_table
-from lgq.report.ledger import Ledger, read_ledger
+from lgq.report.charts import headline_png, headline_table
 from lgq.report.page import write_report
+from lgq.report.result_set import ResultSet, read_result_set
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "pocket"
@@ -19,15 +19,15 @@ PICTURE = ROOT / "docs" / "images" / "comparison.png"
 _PLACE = re.compile(r"(<!-- comparison -->\n).*?(?=<!-- end of comparison -->)", re.DOTALL)
 
 
-def with_table(readme: str, ledger: Ledger) -> str:
-    """The README with its table anew."""
-    return _PLACE.sub(lambda found: f"{found[1]}\n{headline_table(ledger)}\n", readme)
+def with_table(readme: str, results: ResultSet) -> str:
+    """The README with its table rewritten."""
+    return _PLACE.sub(lambda match: f"{match[1]}\n{headline_table(results)}\n", readme)
 
 
 def main() -> None:
-    ledger = read_ledger(RESULTS)
-    replace_file(README, with_table(README.read_text(), ledger).encode())
-    replace_file(PICTURE, headline_png(ledger))
+    results = read_result_set(RESULTS)
+    replace_file(README, with_table(README.read_text(), results).encode())
+    replace_file(PICTURE, headline_png(results))
     write_report(RESULTS, REPORT)
 
 

@@ -1,4 +1,4 @@
-"""Results of experiments that nobody ran, in memory and on the disk."""
+"""Made-up results of experiments, in memory and on the disk."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.report.finished import FinishedRun
-from lgq.report.ledger import Ledger
+from lgq.report.result_set import ResultSet, RunRecord
 
 Line = tuple[int, str, Mapping[str, float]]
 """Step, split and values of a line of metrics.jsonl."""
@@ -16,20 +15,20 @@ Line = tuple[int, str, Mapping[str, float]]
 
 @dataclass
 class FakeRow:
-    """A row of a plan, with a run a seed."""
+    """A row of a plan, with one run per seed."""
 
     label: str
     config: Mapping[str, Any]
     values: Sequence[Mapping[str, float | None]]
-    """Of each seed, by the names that `FinishedRun.value` knows."""
+    """Metrics of each seed, by their names in `RunRecord.value`."""
     group: str = ""
     kind: str = "tokenizer"
     journals: Sequence[Sequence[Line]] = ()
-    """Of each seed."""
+    """Lines of metrics.jsonl, for each seed."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further parts of the records."""
     tokenizers: Sequence[str] = ()
-    """Of a generator, the ids of its tokenizers."""
+    """Ids of the tokenizers of a generator, one per seed."""
 
     def ids(self, experiment: str) -> list[str]:
         name = "-".join(word for text in (experiment, self.label, self.group) for word in text.split())
@@ -44,7 +43,7 @@ class FakeRow:
             "command": ["lgq", "experiment", "made-up", "--seeds", str(len(self.values))],
             "config": {**self.config, "seed": seed},
             "seed": seed,
-            "seconds": values.pop("seconds_a_step", None),
+            "seconds": values.pop("seconds_per_step", None),
             "steps": 1,
             "metrics": values,
             "geometry": geometry,
@@ -53,10 +52,29 @@ class FakeRow:
             **self.extra,
         }
 
-    def run(self, id: str, seed: int) -> FinishedRun:
+    def run(self, id: str, seed: int) -> RunRecord:
         journal = self.journals[seed] if self.journals else ()
         lines = ({"step": step, "split": split, "values": values} for step, split, values in journal)
-        return FinishedRun(self.record(id, seed), tuple(lines))
+        return RunRecord(self.record(id, seed), tuple(lines))
+
+
+def comparison_rows(psnrs: Mapping[str, Sequence[float]]) -> list[FakeRow]:
+    """Rows of a comparison by the PSNR of each seed, with two validations each."""
+    return [
+        FakeRow(
+            name.upper(),
+            {"quantizer": name, "codebook_size": 1024, "lr": 0.1},
+            [{"psnr": value, "utilization": 1.0, "lpips": None} for value in values],
+            journals=[
+                [
+                    (10, "validation", {"psnr": value - 1, "l1": 0.2, "utilization": 0.5}),
+                    (20, "validation", {"psnr": value, "l1": 0.1, "utilization": 1.0}),
+                ]
+                for value in values
+            ],
+        )
+        for name, values in psnrs.items()
+    ]
 
 
 def plan_of(experiment: str, rows: Iterable[FakeRow]) -> Plan:
@@ -82,7 +100,7 @@ def plan_of(experiment: str, rows: Iterable[FakeRow]) -> Plan:
     )
 
 
-def ledger_of(experiments: Mapping[str, Sequence[FakeRow]]) -> Ledger:
+def result_set_of(experiments: Mapping[str, Sequence[FakeRow]]) -> ResultSet:
     runs = {
         id: row.run(id, seed)
         for name, rows in experiments.items()
@@ -90,18 +108,18 @@ def ledger_of(experiments: Mapping[str, Sequence[FakeRow]]) -> Ledger:
         for seed, id in enumerate(row.ids(name))
     }
     linked = {id: replace(run, tokenizer=runs.get(run.record["tokenizer"])) for id, run in runs.items()}
-    return Ledger(
+    return ResultSet(
         ResultsDirectory("nowhere"), {name: plan_of(name, rows) for name, rows in experiments.items()}, linked
     )
 
 
 def write_results(root: Path, experiments: Mapping[str, Sequence[FakeRow]]) -> ResultsDirectory:
-    results, ledger = ResultsDirectory(root), ledger_of(experiments)
-    for plan in ledger.plans.values():
-        results.write_plan(plan)
-    for id, run in ledger.runs.items():
-        results.write_record(id, run.record)
-        results.run(id).mkdir(parents=True)
+    directory, results = ResultsDirectory(root), result_set_of(experiments)
+    for plan in results.plans.values():
+        directory.write_plan(plan)
+    for id, run in results.runs.items():
+        directory.write_record(id, run.record)
+        directory.run(id).mkdir(parents=True)
         lines = "".join(json.dumps(line) + "\n" for line in run.journal)
-        (results.run(id) / "metrics.jsonl").write_text(lines)
-    return results
+        (directory.run(id) / "metrics.jsonl").write_text(lines)
+    return directory

@@ -31,15 +31,15 @@ class Report:
         written = write_report(self.results, self.out)
         for file, reason in written.damaged.items():
             say(f"left out {file}: {reason}")
-        found = ", ".join(f"{number} {outcome}" for outcome, number in written.verdicts.items())
+        found = ", ".join(f"{number} {outcome}" for outcome, number in written.outcomes.items())
         say(f"{written.runs} runs; claims of the paper: {found}.")
-        say(f"the page, {written.size / 1e6:.1f} MB: {self.out}")
+        say(f"the page, {written.bytes / 1e6:.1f} MB: {self.out}")
         if self.keep is not None:
             self._keep(self.keep)
         return 0
 
     def _keep(self, place: Path) -> None:
-        from lgq.report.archive import keep_results
+        from lgq.report.page import keep_results
 
         require_place(place)
         say(f"what it is made of, {keep_results(self.results, place) / 1e6:.1f} MB: {place}")

@@ -1,89 +1,243 @@
-"""One page that shows what held and what did not: tables, curves, pictures, verdicts, and all runs.
+"""The report as one HTML page: tables, curves, pictures, claims and all runs.
 
-    html = report_page(read_ledger("results"))
+    summary = write_report("results", "report.html")
 
-It loads nothing: styles, charts and pictures are inside. The same results give the same page.
+The page loads nothing from elsewhere: styles, charts and pictures are inside. The same results give the
+same page.
 """
 
+from base64 import b64encode
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
 
+from lgq.data.images import BrokenImage, decode
+from lgq.experiments.results_directory import RowsError
 from lgq.files import make_directory, replace_file
-from lgq.report import curves
-from lgq.report.album import albums
-from lgq.report.ledger import Ledger, read_ledger
-from lgq.report.pairs import paired_table
-from lgq.report.paper import TABLES
-from lgq.report.runs_table import runs_table
-from lgq.report.tables import Table, build_table, own_table
-from lgq.report.verdicts import counts, judge
+from lgq.report import charts
+from lgq.report.claims import count_outcomes, decide_claims
+from lgq.report.result_set import ResultSet, RunRecord, read_result_set
+from lgq.report.tables import all_tables, runs_table
+from lgq.training.journal import METRICS
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_ALSO_OURS = {"codebook-size"}
-"""Experiments with more rows than the paper's table of them."""
+_MOST_WIDTH = 1024
+"""Largest width of a picture in pixels; wider ones are scaled down."""
+_PLOT_COLOURS = 48
+"""Number of colours that a plot keeps."""
+_LOSSY_BYTES = 96_000
+"""Size from which on photographs are compressed with loss."""
+_PLOTS = {
+    "usage": ("Use of codes", "Codes by frequency, against a uniform distribution."),
+    "norms": ("Norms of codes", "Norm and frequency of every code. Fixed grids have no learned norms."),
+    "overlay": ("Codes among latents", "Positions of codes among the latents that they stand for."),
+}
+"""Title and description of each kind of plot, by the stem of its files."""
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a report is of."""
+class ReportSummary:
+    """What a written report contains."""
 
     runs: int
-    size: int
-    """Bytes of the page."""
-    verdicts: dict[str, int]
+    bytes: int
+    """Size of the page."""
+    outcomes: dict[str, int]
+    """Number of claims by outcome."""
     damaged: dict[str, str]
+    """Files that were left out, with the reason."""
 
 
-def write_report(results: str | Path, out: str | Path) -> Written:
-    """Read RESULTS, and write the page in one step."""
-    ledger = read_ledger(results)
-    page = report_page(ledger).encode("utf-8", "replace")
+@dataclass(frozen=True)
+class Picture:
+    """A picture inside the page."""
+
+    caption: str
+    run: str
+    """Id of the run that it shows; empty for the originals."""
+    uri: str
+    width: int
+    height: int
+    description: str
+    """The picture in words, for screen readers."""
+
+
+@dataclass(frozen=True)
+class Album:
+    """Pictures of one kind, one per run."""
+
+    anchor: str
+    title: str
+    about: str
+    pictures: tuple[Picture, ...]
+    photographs: bool
+    """Whether they show photographs in rows, rather than plots."""
+
+
+def write_report(results: str | Path, out: str | Path) -> ReportSummary:
+    """Read a results directory and write the page."""
+    result_set = read_result_set(results)
+    page = report_page(result_set).encode("utf-8", "replace")
     make_directory(Path(out).absolute().parent)
     replace_file(Path(out), page)
-    outcomes = {str(outcome): number for outcome, number in counts(judge(ledger)).items()}
-    return Written(len(ledger.runs), len(page), outcomes, ledger.damaged)
+    outcomes = count_outcomes(decide_claims(result_set))
+    return ReportSummary(len(result_set.runs), len(page), dict(outcomes), result_set.damaged)
 
 
-def report_page(ledger: Ledger) -> str:
-    verdicts = judge(ledger)
-    shown = {name: charts for name in ledger.plans if (charts := curves.charts_of(ledger, name))}
-    pictures = albums(ledger)
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            plans=ledger.plans,
-            runs=ledger.runs,
-            failed={run.id: run.failed for run in ledger.runs.values() if run.failed},
-            tables=_tables(ledger),
-            charts=shown,
-            frame=curves,
-            albums=pictures,
-            verdicts=verdicts,
-            counts=counts(verdicts),
-            all_runs=runs_table(ledger),
-            # After the pictures, some of which may turn out to be damaged.
-            damaged=ledger.damaged,
-        )
-    )
-
-
-def _tables(ledger: Ledger) -> list[Table]:
-    of_the_paper = [build_table(ledger, table) for table in TABLES]
-    covered = {table.experiment for table in TABLES} - _ALSO_OURS
-    own = [own_table(ledger, plan) for name, plan in ledger.plans.items() if name not in covered]
-    pairs = paired_table(ledger)
-    return of_the_paper + own + ([pairs] if pairs else [])
-
-
-def _environment() -> Environment:
-    """Everything that comes from a file is escaped; what a template forgets is an error."""
-    return Environment(
+def report_page(results: ResultSet) -> str:
+    """The page as HTML."""
+    verdicts = decide_claims(results)
+    by_experiment = {name: shown for name in results.plans if (shown := charts.charts_of(results, name))}
+    pictures = albums(results)
+    # Everything that comes from a file is escaped, and a name that a template misspells is an error.
+    templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return templates.get_template("page.html.jinja").render(
+        plans=results.plans,
+        runs=results.runs,
+        failed={run.id: run.failed for run in results.runs.values() if run.failed},
+        tables=all_tables(results),
+        charts=by_experiment,
+        frame=charts,
+        albums=pictures,
+        verdicts=verdicts,
+        counts=count_outcomes(verdicts),
+        all_runs=runs_table(results),
+        # Read after the pictures, some of which may turn out to be damaged.
+        damaged=results.damaged,
+    )
+
+
+def keep_results(results: str | Path, out: str | Path) -> int:
+    """Copy plans, records, curves and the pictures of the page, without weights; return the bytes.
+
+    The copy is itself a results directory: it gives the same page, and `lgq experiment` skips the rows that
+    are finished in it.
+    """
+    result_set, target = read_result_set(results), Path(out)
+    directory = result_set.directory
+    if target.resolve() == directory.root.resolve():
+        raise RowsError(f"{out} is the results directory itself: choose another directory to keep them in.")
+    files = [
+        *directory.root.glob("experiments/*.json"),
+        *directory.root.glob("rows/*.json"),
+        *(directory.run(id) / METRICS for id in result_set.runs),
+        directory.originals,
+        *(
+            directory.pictures(run.id) / f"{stem}.png"
+            for experiment in ("comparison", "generation")
+            for run in first_seeds(result_set, experiment).values()
+            for stem in ("reconstructions", "samples", *_PLOTS)
+        ),
+    ]
+    present = [file for file in files if file.is_file()]
+    for file in present:
+        copy = target / file.relative_to(directory.root)
+        make_directory(copy.parent)
+        replace_file(copy, file.read_bytes())
+    return sum(file.stat().st_size for file in present)
+
+
+def albums(results: ResultSet) -> list[Album]:
+    """Pictures of the first finished seed of each row of the comparison, and of the generators."""
+    tokenizers, generators = first_seeds(results, "comparison"), first_seeds(results, "generation")
+    originals = _inline(results, results.directory.originals, "originals", "", "the original images")
+    grids = _pictures(results, tokenizers, "reconstructions", "the same images through {}")
+    shown = [
+        Album(
+            "reconstructions",
+            "Reconstructions",
+            "The same held-out images through every tokenizer of the comparison. Originals come first.",
+            ((originals,) if originals and grids else ()) + grids,
+            photographs=True,
+        ),
+        Album(
+            "samples",
+            "Samples",
+            f"Not selected: the first samples of each generator. {_class_names(generators)}",
+            _pictures(results, generators, "samples", "samples of the generator on {}"),
+            photographs=True,
+        ),
+        *(
+            Album(
+                stem,
+                title,
+                about,
+                _pictures(results, tokenizers, stem, f"{title.lower()}: {{}}", plot=True),
+                photographs=False,
+            )
+            for stem, (title, about) in _PLOTS.items()
+        ),
+    ]
+    return [album for album in shown if album.pictures]
+
+
+def first_seeds(results: ResultSet, experiment: str) -> dict[str, RunRecord]:
+    """The finished run with the smallest seed of each row, by the row's label."""
+    rows = results.by_row(experiment).items()
+    return {label: min(runs, key=lambda run: run.seed or 0) for label, runs in rows}
+
+
+def _class_names(generators: dict[str, RunRecord]) -> str:
+    """The class at each place of the sample grids, where all generators drew the same classes."""
+    drawn: list[Any] = [run.record.get("shown_classes") for run in generators.values()]
+    if not drawn or not isinstance(drawn[0], list) or any(classes != drawn[0] for classes in drawn):
+        return ""
+    # ImageNet names a class by all its synonyms.
+    names = [str(name).split(",")[0] for name in drawn[0]]
+    return f"Every grid has the same classes at the same places; row by row: {'; '.join(names)}."
+
+
+def _pictures(
+    results: ResultSet, runs: dict[str, RunRecord], stem: str, description: str, *, plot: bool = False
+) -> tuple[Picture, ...]:
+    pictures = (
+        _inline(
+            results,
+            results.directory.pictures(run.id) / f"{stem}.png",
+            label,
+            run.id,
+            description.format(label),
+            plot=plot,
+        )
+        for label, run in runs.items()
+    )
+    return tuple(picture for picture in pictures if picture)
+
+
+def _inline(
+    results: ResultSet, path: Path, caption: str, run: str, description: str, *, plot: bool = False
+) -> Picture | None:
+    """A picture as a data URI; None where there is no file, or a damaged one, which is noted."""
+    if not path.is_file():
+        return None
+    try:
+        # Decoded and encoded again, so that nothing else in the file reaches the page.
+        image = Image.fromarray(decode(path.read_bytes(), path.name))
+    except (OSError, BrokenImage) as error:
+        results.leave_out(path, error)
+        return None
+    if image.width > _MOST_WIDTH:
+        size = (_MOST_WIDTH, max(1, round(image.height * _MOST_WIDTH / image.width)))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    encoded = image.quantize(_PLOT_COLOURS, dither=Image.Dither.NONE) if plot else image
+    kind, data = "png", _saved(encoded, "PNG", optimize=True)
+    if not plot and len(data) > _LOSSY_BYTES:
+        kind, data = "webp", _saved(image, "WEBP", quality=90)
+    uri = f"data:image/{kind};base64,{b64encode(data).decode()}"
+    return Picture(caption, run, uri, image.width, image.height, description)
+
+
+def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()

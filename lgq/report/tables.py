@@ -1,16 +1,140 @@
-"""Tables, ready to be written: our runs over seeds, beside the paper's figures."""
+"""Tables of the report: our runs over seeds beside the paper's figures, seed-by-seed differences, all runs.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+for table in all_tables(read_result_set("results")):
+    table.title, [(row.name, [cell.mean for cell in row.ours]) for row in table.rows]
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from lgq.experiments.results_directory import Plan, PlannedRow
-from lgq.report.columns import L1, RECONSTRUCTION, Column
-from lgq.report.finished import FinishedRun
-from lgq.report.intervals import Sample, clear_best
-from lgq.report.ledger import Ledger, sample_of
-from lgq.report.printed import PaperRow, PaperTable, Printed
+from lgq.report.result_set import Better, ResultSet, RunRecord, Sample, Settings, clear_best, sample_of
 
 NOT_GIVEN = "-"
+PrintedValue = float | str
+"""A number that the paper prints, or words in its place; empty where it prints nothing."""
+
+_ARROWS = {"higher": "↑", "lower": "↓", None: ""}
+_MORE_ROWS_THAN_THE_PAPER = {"codebook-size"}
+"""Experiments that get a table of their own beside the paper's."""
+_PAIRED_EXPERIMENTS = ("seeds", "comparison")
+"""Experiments to compare seed by seed; the one with the most seeds first."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric as a column shows it: its title, its better direction, its digits."""
+
+    metric: str
+    """Name for `RunRecord.value`."""
+    title: str
+    better: Better | None = None
+    digits: int = 2
+    """Digits after the point."""
+    factor: float = 1.0
+    """Factor from our records to the shown unit: 100 for a share in per cent."""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} {_ARROWS[self.better]}".strip()
+
+    @property
+    def direction(self) -> str:
+        """The arrow in words, for screen readers."""
+        return f"{self.better} is better" if self.better else ""
+
+    def write(self, value: float) -> str:
+        """A value of our records, in the unit of the column."""
+        return self.write_printed(value * self.factor)
+
+    def write_printed(self, value: float) -> str:
+        """A value that is already in the unit of the column."""
+        return f"{value:,.{self.digits}f}"
+
+    def spread(self, sample: Sample) -> str:
+        """± the sample standard deviation; empty for a single seed."""
+        return "" if sample.std is None else f"± {self.write(sample.std)}"
+
+    def write_sample(self, sample: Sample) -> str:
+        """Mean ± sample standard deviation."""
+        return f"{self.write(sample.mean)} {self.spread(sample)}".rstrip()
+
+
+@cache
+def read_paper() -> dict[str, Any]:
+    """Contents of paper.toml: tables, row selections and claims of the LGQ paper."""
+    return tomllib.loads((Path(__file__).parent / "paper.toml").read_text("utf-8"))
+
+
+COLUMNS = {metric: Column(metric, **entry) for metric, entry in read_paper()["columns"].items()}
+"""Columns by metric."""
+RECONSTRUCTION = ("psnr", "ssim", "lpips", "reconstruction_loss", "rfid", "utilization", "perplexity")
+_PAIRED = tuple(COLUMNS[name] for name in RECONSTRUCTION if name != "reconstruction_loss")
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of a table in the paper."""
+
+    name: str
+    settings: Settings
+    """Settings of our runs that are this row."""
+    values: tuple[PrintedValue, ...]
+    """Printed figures, one per column."""
+    spread: Mapping[str, float] = field(default_factory=dict)
+    """Standard deviations that the paper gives, by metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTable:
+    """A table of the paper, with the experiment of ours that repeats it."""
+
+    label: str
+    """Label in the paper's source, or the section whose text has the figures; empty for our own tables."""
+    title: str
+    about: str
+    experiment: str
+    columns: tuple[Column, ...]
+    rows: tuple[PaperRow, ...] = ()
+    only: Settings = field(default_factory=dict)
+    """Settings that our runs must have to be shown here."""
+    by_group: bool = False
+    """Whether rows compete for the best value only within their group of the plan."""
+
+
+@cache
+def paper_tables() -> dict[str, PaperTable]:
+    """Tables of the paper by label, in the order of the page."""
+    tables = (
+        PaperTable(
+            **entry
+            | {
+                "columns": tuple(COLUMNS[metric] for metric in entry["columns"]),
+                "rows": tuple(_paper_row(**row) for row in entry["rows"]),
+                "only": flat_settings(entry.get("only", {})),
+            }
+        )
+        for entry in read_paper()["tables"]
+    )
+    return {table.label: table for table in tables}
+
+
+def _paper_row(*, name: str, settings: Settings, values: Sequence[PrintedValue], **spread: Any) -> PaperRow:
+    return PaperRow(name, flat_settings(settings), tuple(values), **spread)
+
+
+def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        nested = isinstance(value, dict) and value
+        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
 
 
 @dataclass(frozen=True)
@@ -25,146 +149,141 @@ class Source:
 
 @dataclass(frozen=True)
 class Cell:
+    """A number of a table with the runs behind it."""
+
     mean: str
-    """Or that there is none."""
+    """The mean over seeds, or `NOT_GIVEN`."""
     spread: str = ""
-    """Sample standard deviation, which one seed does not have."""
+    """± the sample standard deviation; empty for a single seed."""
     sources: tuple[Source, ...] = ()
     best: bool = False
     worse: bool = False
-    """Of a difference: certainly not for the better."""
+    """Whether a difference is for the worse, with an interval that excludes 0."""
 
 
 @dataclass(frozen=True)
 class TableRow:
+    """A row as the page shows it."""
+
     name: str
     seeds: int
+    """Number of finished training seeds."""
     failed: int
-    """Seeds whose training diverged."""
+    """Number of seeds whose training diverged."""
     ours: tuple[Cell, ...]
-    """One a column; none where nothing was run."""
+    """One cell per column; empty where nothing was run."""
     paper: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table as the page shows it."""
+
     anchor: str
     title: str
     label: str
-    """Of the paper's table; empty for one of our own."""
+    """Label of the paper's table; empty for our own."""
     about: str
     experiment: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     state: str
-    """How many of the runs that were asked for are finished."""
+    """How many of the planned runs are finished."""
+    has_seeds: bool = True
+    """Whether rows have training seeds; timings have none."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A row before it is written."""
+    """A row before it is formatted."""
 
     name: str
     group: str
-    size: float
-    """Of the codebook, by which rows are ordered; 0 where it is not what the table varies."""
-    runs: tuple[FinishedRun, ...]
-    printed: tuple[Printed, ...]
-    row: PaperRow | None
-    """Of the paper; none where we alone have the row."""
+    codebook_size: float
+    """Rows are sorted by it; 0 where the table does not vary it."""
+    runs: tuple[RunRecord, ...]
+    paper: PaperRow | None
+    """The paper's row; None for a row that only we have."""
 
 
-def build_table(ledger: Ledger, table: PaperTable) -> Table:
-    """The paper's rows, each beside our runs with its settings, and the rows that we alone have."""
-    lines = _lines(ledger, table)
+def all_tables(results: ResultSet) -> list[Table]:
+    """The paper's tables, those of our other experiments, and the differences seed by seed."""
+    paper = paper_tables().values()
+    covered = {table.experiment for table in paper} - _MORE_ROWS_THAN_THE_PAPER
+    own = [own_table(results, plan) for name, plan in results.plans.items() if name not in covered]
+    pairs = paired_table(results)
+    return [build_table(results, table) for table in paper] + own + ([pairs] if pairs else [])
+
+
+def build_table(results: ResultSet, table: PaperTable) -> Table:
+    """The paper's rows beside our runs with the same settings, and the rows that only we have."""
+    lines = _lines(results, table)
     best = [_best(lines, column, by_group=table.by_group) for column in table.columns]
-    plan = ledger.plans.get(table.experiment)
-    asked = {row.id for row in plan.rows} if plan else set()
+    plan = results.plans.get(table.experiment)
+    planned = {row.id for row in plan.rows} if plan else set()
+    anchor = f"table-{table.label or table.experiment}".replace(":", "-").replace(" ", "-").replace(",", "")
     return Table(
-        anchor=f"table-{table.label or table.experiment}".replace(":", "-")
-        .replace(" ", "-")
-        .replace(",", ""),
+        anchor=anchor,
         title=table.title,
         label=table.label,
         about=table.about,
         experiment=table.experiment,
         columns=table.columns,
         rows=tuple(_row(line, table, best) for line in lines),
-        state=f"{len(asked & ledger.runs.keys())} of {len(asked)} runs" if plan else "not run",
+        state=f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run",
+        has_seeds=not plan or any(row.kind != "cost" for row in plan.rows),
     )
 
 
-def own_table(ledger: Ledger, plan: Plan) -> Table:
-    """What the paper has no table of: all rows of the plan, with the columns that some run has."""
-    runs = ledger.finished(plan.experiment)
-    columns = tuple(each for each in (*RECONSTRUCTION, L1) if sample_of(runs, each.metric))
+def own_table(results: ResultSet, plan: Plan) -> Table:
+    """An experiment without a table in the paper: all rows, with the columns that some run has."""
+    runs = results.select(plan.experiment)
+    measured = tuple(name for name in (*RECONSTRUCTION, "l1") if sample_of(runs, name))
     table = PaperTable(
         label="",
         title=plan.title,
         about=plan.about,
         experiment=plan.experiment,
-        columns=columns or RECONSTRUCTION,
-        rows=(),
+        columns=tuple(COLUMNS[name] for name in measured or RECONSTRUCTION),
         by_group=True,
     )
-    return build_table(ledger, table)
+    return build_table(results, table)
 
 
-def written(sample: Sample, column: Column) -> str:
-    """Mean ± sample standard deviation, which one seed does not have."""
-    return f"{column.write(sample.mean)} {spread(sample, column)}".rstrip()
-
-
-def spread(sample: Sample, column: Column) -> str:
-    return "" if sample.std is None else f"± {column.write(sample.std)}"
-
-
-def sources(runs: Iterable[FinishedRun], column: Column) -> tuple[Source, ...]:
-    found = [(run, run.value(column.metric)) for run in runs]
-    return tuple(
-        Source(run.id, run.seed, column.write(value), run.command)
-        for run, value in found
-        if value is not None
-    )
-
-
-def _lines(ledger: Ledger, table: PaperTable) -> list[_Line]:
-    ours = _our_rows(ledger, table)
-    lines, taken = [], set[str]()
+def _lines(results: ResultSet, table: PaperTable) -> list[_Line]:
+    ours = _our_rows(results, table)
+    lines, matched = [], set[str]()
     for row in table.rows:
-        name = next((name for name, (_, runs) in ours.items() if runs and runs[0].has(row.where)), None)
+        name = next((name for name, (_, runs) in ours.items() if runs and runs[0].has(row.settings)), None)
         planned, runs = ours[name] if name else (None, ())
-        taken |= {name} if name else set()
-        size = float(row.where.get("codebook_size", 0))
-        lines.append(_Line(row.name, planned.group if planned else "", size, runs, row.values, row))
+        matched |= {name} if name else set()
+        size = float(row.settings.get("codebook_size", 0))
+        lines.append(_Line(row.name, planned.group if planned else "", size, runs, row))
     missing = [line.name for line in lines if not line.runs]
+    sized = any("codebook_size" in row.settings for row in table.rows)
     for name, (planned, runs) in ours.items():
-        shown = _name(planned)
-        is_there = not runs and any(each.startswith(shown) for each in missing)
-        if name not in taken and not is_there:
-            size = float(runs[0].setting("codebook_size") or 0) if runs and table.sized else 0.0
-            lines.append(_Line(shown, planned.group, size, runs, (None,) * len(table.columns), None))
-    return sorted(lines, key=lambda line: line.size)
+        shown = f"{planned.label}, {planned.group}" if planned.group else planned.label
+        has_paper_row = not runs and any(row_name.startswith(shown) for row_name in missing)
+        if name not in matched and not has_paper_row:
+            size = float(runs[0].setting("codebook_size") or 0) if runs and sized else 0.0
+            lines.append(_Line(shown, planned.group, size, runs, None))
+    return sorted(lines, key=lambda line: line.codebook_size)
 
 
-def _our_rows(ledger: Ledger, table: PaperTable) -> dict[str, tuple[PlannedRow, tuple[FinishedRun, ...]]]:
+def _our_rows(results: ResultSet, table: PaperTable) -> dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]]:
     """Rows of the plan by their short names, with the finished runs of each."""
-    plan = ledger.plans.get(table.experiment)
-    found: dict[str, tuple[PlannedRow, tuple[FinishedRun, ...]]] = {}
+    plan = results.plans.get(table.experiment)
+    rows: dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]] = {}
     for row in plan.rows if plan else ():
-        run = ledger.runs.get(row.id)
+        run = results.runs.get(row.id)
         if run.has(table.only) if run else not table.only:
-            planned, runs = found.get(row.row, (row, ()))
-            found[row.row] = (planned, runs if run is None else (*runs, run))
-    return found
-
-
-def _name(row: PlannedRow) -> str:
-    return f"{row.label}, {row.group}" if row.group else row.label
+            planned, runs = rows.get(row.row, (row, ()))
+            rows[row.row] = (planned, runs if run is None else (*runs, run))
+    return rows
 
 
 def _best(lines: list[_Line], column: Column, *, by_group: bool) -> set[str]:
-    """Names of rows that are ahead of all others that they compete with."""
+    """Names of rows that are ahead of all rows they compete with."""
     if column.better is None:
         return set()
     groups: dict[str, dict[str, Sample]] = {}
@@ -172,32 +291,202 @@ def _best(lines: list[_Line], column: Column, *, by_group: bool) -> set[str]:
         sample = sample_of(line.runs, column.metric)
         if sample is not None:
             groups.setdefault(line.group if by_group else "", {})[line.name] = sample
-    found = (clear_best(group, column.better) for group in groups.values())
-    return {name for name in found if name is not None}
+    best = (clear_best(group, column.better) for group in groups.values())
+    return {name for name in best if name is not None}
 
 
 def _row(line: _Line, table: PaperTable, best: list[set[str]]) -> TableRow:
     cells = [
         _cell(line, column, line.name in names) for column, names in zip(table.columns, best, strict=True)
     ]
+    values = line.paper.values if line.paper else ("",) * len(table.columns)
     printed = [
-        _printed(value, column, line.row) for value, column in zip(line.printed, table.columns, strict=True)
+        _printed(value, column, line.paper) for value, column in zip(values, table.columns, strict=True)
     ]
     failed = sum(bool(run.failed) for run in line.runs)
-    return TableRow(
-        line.name, len(line.runs) - failed, failed, tuple(cells) if line.runs else (), tuple(printed)
-    )
+    ours = tuple(cells) if line.runs else ()
+    return TableRow(line.name, len(line.runs) - failed, failed, ours, tuple(printed))
 
 
 def _cell(line: _Line, column: Column, best: bool) -> Cell:
     sample = sample_of(line.runs, column.metric)
     if sample is None:
         return Cell(NOT_GIVEN)
-    return Cell(column.write(sample.mean), spread(sample, column), sources(line.runs, column), best)
+    return Cell(column.write(sample.mean), column.spread(sample), _sources(line.runs, column), best)
 
 
-def _printed(value: Printed, column: Column, row: PaperRow | None) -> str:
-    if value is None or isinstance(value, str):
+def _printed(value: PrintedValue, column: Column, row: PaperRow | None) -> str:
+    if isinstance(value, str):
         return value or NOT_GIVEN
-    given = row.spread.get(column.metric) if row else None
-    return column.write_printed(value) + (f" ± {given:g}" if given is not None else "")
+    std = row.spread.get(column.metric) if row else None
+    return column.write_printed(value) + (f" ± {std:g}" if std is not None else "")
+
+
+def _sources(runs: Iterable[RunRecord], column: Column) -> tuple[Source, ...]:
+    values = ((run, run.value(column.metric)) for run in runs)
+    return tuple(
+        Source(run.id, run.seed, column.write(value), run.command)
+        for run, value in values
+        if value is not None
+    )
+
+
+_BySeed = dict[int, RunRecord]
+
+
+def paired_table(results: ResultSet) -> Table | None:
+    """LGQ against every other quantizer, seed by seed; None where LGQ shares two seeds with none.
+
+    Runs with the same seed share the initial networks and the order and crops of the images, so their
+    difference is due to the quantizers. Its interval can exclude 0 where the intervals of the two rows,
+    which include the luck of each seed, still touch.
+    """
+    name = next((name for name in _PAIRED_EXPERIMENTS if name in results.plans), "")
+    by_seed: dict[str, _BySeed] = {
+        label: {run.seed: run for run in runs if run.seed is not None and not run.failed}
+        for label, runs in results.by_row(name).items()
+    }
+    lgq_label = next((label for label, runs in by_seed.items() if _are_lgq(runs)), None)
+    lgq = by_seed.pop(lgq_label) if lgq_label is not None else {}
+    rows = [_paired_row(label, lgq, runs) for label, runs in by_seed.items() if len(lgq.keys() & runs) > 1]
+    if not rows:
+        return None
+    finished = len(lgq) + sum(map(len, by_seed.values()))
+    return Table(
+        anchor="table-pairs",
+        title="LGQ against each other quantizer, seed by seed",
+        label="",
+        about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
+        "interval of the difference. Bold where the interval excludes 0: green where LGQ is better, red "
+        "where it is worse.",
+        experiment=name,
+        columns=_PAIRED,
+        rows=tuple(rows),
+        state=f"{finished} of {len(results.plans[name].rows)} runs",
+    )
+
+
+def _are_lgq(runs: _BySeed) -> bool:
+    return bool(runs) and all(run.has({"quantizer": "lgq"}) for run in runs.values())
+
+
+def _paired_row(label: str, lgq: _BySeed, baseline: _BySeed) -> TableRow:
+    pairs = [(lgq[seed], baseline[seed]) for seed in sorted(lgq.keys() & baseline)]
+    cells = tuple(_paired_cell(pairs, column) for column in _PAIRED)
+    return TableRow(f"against {label}", seeds=len(pairs), failed=0, ours=cells, paper=())
+
+
+def _paired_cell(pairs: list[tuple[RunRecord, RunRecord]], column: Column) -> Cell:
+    values = [(lgq.value(column.metric), baseline.value(column.metric)) for lgq, baseline in pairs]
+    difference = Sample(tuple(a - b for a, b in values if a is not None and b is not None))
+    if difference.interval is None:
+        return Cell(NOT_GIVEN)
+    low, high = difference.interval
+    above, below = low > 0, high < 0
+    return Cell(
+        _signed(difference.mean, column),
+        f"{_signed(low, column)} to {_signed(high, column)}",
+        _sources([run for pair in pairs for run in pair], column),
+        best=above if column.better == "higher" else below,
+        worse=below if column.better == "higher" else above,
+    )
+
+
+def _signed(value: float, column: Column) -> str:
+    written = column.write(value)
+    return written if written.startswith("-") else f"+{written}"
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in the table of all runs, as text."""
+
+    id: str
+    kind: str
+    experiments: str
+    seed: str
+    settings: str
+    """Settings that differ between runs of its kind."""
+    steps: str
+    minutes: str
+    parameters: str
+    environment: str
+    """Letter of its environment."""
+    command: str
+    failed: str
+
+
+@dataclass(frozen=True)
+class RunsTable:
+    """All runs behind a report: what differs between their settings, what is shared, where they ran."""
+
+    lines: tuple[RunLine, ...]
+    shared: dict[str, dict[str, str]]
+    """Settings that all runs of a kind share, by kind."""
+    environments: dict[str, dict[str, str]]
+    """Environments by letter."""
+
+
+def runs_table(results: ResultSet) -> RunsTable:
+    runs = sorted(results.runs.values(), key=lambda run: (run.kind != "tokenizer", run.kind, run.id))
+    settings = {run.id: _as_text(run.record.get("config")) for run in runs}
+    shared = {
+        kind: _shared([settings[run.id] for run in runs if run.kind == kind])
+        for kind in dict.fromkeys(run.kind for run in runs)
+    }
+    distinct = sorted({_environment(run) for run in runs})
+    letters = {environment: _letters(number) for number, environment in enumerate(distinct)}
+    lines = tuple(
+        _run_line(results, run, settings[run.id], shared[run.kind], letters[_environment(run)])
+        for run in runs
+    )
+    return RunsTable(lines, shared, {letter: json.loads(text) for text, letter in letters.items()})
+
+
+def _run_line(
+    results: ResultSet, run: RunRecord, settings: dict[str, str], shared: dict[str, str], environment: str
+) -> RunLine:
+    differing = {
+        name.removeprefix("quantizer_options."): value
+        for name, value in settings.items()
+        if name not in shared and name.split(".")[-1] != "seed" and value != "null"
+    }
+    seconds, steps, parameters = (run.record.get(name) for name in ("seconds", "steps", "parameters"))
+    total = sum(n for n in parameters.values() if isinstance(n, int)) if isinstance(parameters, dict) else 0
+    return RunLine(
+        id=run.id,
+        kind=run.kind,
+        experiments=", ".join(
+            name for name, plan in results.plans.items() if run.id in {row.id for row in plan.rows}
+        ),
+        seed="" if run.seed is None else str(run.seed),
+        settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
+        steps=f"{steps:,}" if isinstance(steps, int) else "",
+        minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
+        parameters=f"{total:,}" if total else "",
+        environment=environment,
+        command=run.command,
+        failed=run.failed,
+    )
+
+
+def _as_text(settings: Any) -> dict[str, str]:
+    """Settings by their dotted names, as text."""
+    flat = flat_settings(settings)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items()}
+
+
+def _shared(settings: list[dict[str, str]]) -> dict[str, str]:
+    first = settings[0]
+    return {name: value for name, value in first.items() if all(run.get(name) == value for run in settings)}
+
+
+def _environment(run: RunRecord) -> str:
+    flat = _as_text(run.record.get("environment"))
+    return json.dumps({name: value for name, value in sorted(flat.items()) if name != "seed"})
+
+
+def _letters(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    first, last = divmod(number, 26)
+    return (_letters(first - 1) if first else "") + chr(ord("A") + last)

@@ -21,8 +21,8 @@ from lgq.data.tokens import TokenDataset
 from lgq.files import Fingerprint, sealed_json
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import StatisticsError
-from lgq.report.ledger import read_ledger
 from lgq.report.page import report_page
+from lgq.report.result_set import read_result_set
 from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest
 from lgq.weights.convert import WeightsError, inception_with_classifier
 
@@ -126,7 +126,7 @@ def test_a_picture_with_odd_transparency_does_not_stop_the_report(tmp_path):
     results, file = seeds.results(tmp_path), io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG", transparency=(1, 2, 3))
     results.write_pictures(seeds.RUN_ID, {"usage": file.getvalue(), "samples": b"none"})
-    assert report_page(read_ledger(tmp_path))
+    assert report_page(read_result_set(tmp_path))
 
 
 @pytest.mark.parametrize(

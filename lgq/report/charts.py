@@ -1,0 +1,199 @@
+"""Metrics over training steps: SVG charts for the page, and the README's table and picture.
+
+A chart has one line per row of an experiment, with a band over its seeds. It is plain numbers, which the
+page draws as SVG in its own colours, light or dark.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from lgq.plots.canvas import QUALITATIVE
+from lgq.plots.curves import panels_png
+from lgq.report.result_set import ResultSet, Sample, curve_of
+from lgq.report.tables import COLUMNS, Cell, Column, build_table, paper_tables
+
+WIDTH, HEIGHT = 480, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
+COLOURS = 8
+"""Number of line colours in the page's style; further lines are dashed."""
+Points = dict[int, Sample]
+"""A metric over seeds, by step."""
+
+_NORMS = ("norm_correlation", "dead_norm_max", "live_norm_min")
+_HEADLINE_COLUMNS = ("psnr", "ssim", "lpips", "rfid", "utilization", "perplexity")
+_HEADLINE_CURVES = ("psnr", "rfid", "utilization")
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A labelled position on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row's line in a chart, in SVG coordinates."""
+
+    name: str
+    colour: int
+    dashed: bool
+    path: str
+    """Path of the means."""
+    band: str
+    """Path of the band, one sample standard deviation to either side; empty with one seed."""
+    marks: tuple[tuple[float, float], ...]
+    """Position of a single validation, which makes no line."""
+    last: str
+    """The last value, as text."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One metric over training steps."""
+
+    title: str
+    lines: tuple[Line, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+
+    @property
+    def description(self) -> str:
+        """The chart in words, for screen readers."""
+        ends = "; ".join(f"{line.name} {line.last}" for line in self.lines)
+        return f"{self.title} over training steps. At the end: {ends}."
+
+
+def charts_of(results: ResultSet, experiment: str) -> dict[str, list[Chart]]:
+    """Charts by group of rows: PSNR, rFID (or l1 without it), utilization, and norms for `logits`."""
+    groups = dict.fromkeys(row.group for row in results.plans[experiment].rows)
+    charts = {group: _charts(results, experiment, group) for group in groups}
+    return {group: shown for group, shown in charts.items() if shown}
+
+
+def _charts(results: ResultSet, experiment: str, group: str) -> list[Chart]:
+    norms = _NORMS if experiment == "logits" else ()
+    has_rfid = bool(_over_steps(results, experiment, group, "rfid"))
+    metrics = ("psnr", "rfid" if has_rfid else "l1", "utilization", *norms)
+    lines = {metric: _over_steps(results, experiment, group, metric) for metric in metrics}
+    return [_chart(COLUMNS[metric], lines[metric]) for metric in metrics if lines[metric]]
+
+
+def _over_steps(results: ResultSet, experiment: str, group: str | None, metric: str) -> dict[str, Points]:
+    """The metric of each row, by label, at the steps that its finished runs share."""
+    rows = results.by_row(experiment, group).items()
+    return {label: points for label, runs in rows if (points := curve_of(runs, metric))}
+
+
+def _chart(column: Column, lines: dict[str, Points]) -> Chart:
+    samples = [sample for points in lines.values() for sample in points.values()]
+    low = min(sample.mean - (sample.std or 0) for sample in samples) * column.factor
+    high = max(sample.mean + (sample.std or 0) for sample in samples) * column.factor
+    if column.metric == "utilization":
+        low, high = 0.0, 100.0
+    x = _Axis(0, max(step for points in lines.values() for step in points), LEFT, WIDTH - RIGHT)
+    y = _Axis(low, high, HEIGHT - BOTTOM, TOP)
+    drawn = (_line(i, name, points, column, x, y) for i, (name, points) in enumerate(lines.items()))
+    return Chart(column.heading, tuple(drawn), x.ticks(4), y.ticks(6))
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Map from values to positions along one direction of a chart."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span > 0 else 0.5
+        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
+
+    def ticks(self, most: int) -> tuple[Tick, ...]:
+        return tuple(Tick(self.at(value), f"{value:,g}") for value in round_values(self.low, self.high, most))
+
+
+def round_values(low: float, high: float, most: int) -> list[float]:
+    """Evenly spaced values of few digits within [low, high], at most `most` + 1 of them."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+
+
+def _line(i: int, name: str, points: Points, column: Column, x: _Axis, y: _Axis) -> Line:
+    def position(step: int, deviations: float) -> tuple[float, float]:
+        sample = points[step]
+        return x.at(step), y.at((sample.mean + deviations * (sample.std or 0)) * column.factor)
+
+    means = [position(step, 0) for step in points]
+    edges = [position(step, 1) for step in points] + [position(step, -1) for step in reversed(points)]
+    has_band = any(sample.std for sample in points.values())
+    return Line(
+        name=name,
+        colour=i % COLOURS,
+        dashed=i >= COLOURS,
+        path=_path(means),
+        band=f"{_path(edges)}Z" if has_band else "",
+        marks=tuple(means) if len(means) == 1 else (),
+        last=column.write_sample(points[max(points)]),
+    )
+
+
+def _path(positions: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in positions)
+
+
+def headline_table(results: ResultSet) -> str:
+    """The comparison in Markdown: mean ± standard deviation over seeds, bold where clearly best."""
+    table = build_table(results, paper_tables()["tab:k16k"])
+    columns = [COLUMNS[metric] for metric in _HEADLINE_COLUMNS]
+    shown = [table.columns.index(column) for column in columns]
+    rows = [(row.name, [_markdown(row.ours[i]) for i in shown]) for row in table.rows if row.ours]
+    head = [("quantizer", [column.heading for column in columns]), ("---", ["---:"] * len(columns))]
+    return "".join(f"| {' | '.join((name, *cells))} |\n" for name, cells in head + rows)
+
+
+def _markdown(cell: Cell) -> str:
+    text = f"{cell.mean} {cell.spread}".rstrip()
+    return f"**{text}**" if cell.best else text
+
+
+def headline_png(results: ResultSet) -> bytes:
+    """PSNR, rFID and utilization of the comparison over steps: one line per quantizer, a band over seeds."""
+    curves = {name: _over_steps(results, "comparison", "", name) for name in _HEADLINE_CURVES}
+
+    def draw(axes: Sequence[Axes]) -> None:
+        for panel, (metric, lines) in zip(axes, curves.items(), strict=True):
+            _draw_headline(panel, COLUMNS[metric], lines)
+        handles, labels = axes[0].get_legend_handles_labels()
+        axes[0].figure.legend(
+            handles=handles, labels=labels, loc="outside lower center", frameon=False, ncols=len(labels)
+        )
+
+    return panels_png(draw, panels=len(curves), size=(3.6, 3.2), columns=len(curves))
+
+
+def _draw_headline(panel: Axes, column: Column, lines: dict[str, Points]) -> None:
+    for colour, (name, points) in zip(QUALITATIVE, lines.items(), strict=False):
+        means = [sample.mean * column.factor for sample in points.values()]
+        stds = [(sample.std or 0) * column.factor for sample in points.values()]
+        low, high = ([mean + side * std for mean, std in zip(means, stds, strict=True)] for side in (-1, 1))
+        steps = list(points)
+        panel.plot(steps, means, color=colour, linewidth=2, marker="o", markersize=4, label=name)
+        panel.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+    panel.set_title(column.heading, loc="left")
+    panel.set_xlabel("step")
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    if column.metric == "utilization":
+        panel.set_ylim(0, 105)

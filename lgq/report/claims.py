@@ -1,0 +1,580 @@
+"""Claims of the LGQ paper, read from paper.toml, and whether our records reproduce them.
+
+Each claim has rules of seven kinds (`KINDS`), which decide it from the records alone. A rule compares
+samples over training seeds, and counts a difference only where 95% intervals lie apart. Timings have no
+seeds: their means count, from a tenth of a difference on.
+
+    for verdict in decide_claims(read_result_set("results")):
+        verdict.claim.text, verdict.outcome, [finding.text for finding in verdict.findings]
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from itertools import combinations, product
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from lgq.report.result_set import Better, ResultSet, Sample, Settings, ahead, curve_of, separated
+from lgq.report.tables import COLUMNS, Column, flat_settings, read_paper
+
+TIMING_RATIO = 1.1
+"""Ratio from which on a difference between two timings counts."""
+_PAPER_SCALE = "imagenet256"
+_BESIDE = ", beside networks of the paper's size"
+
+
+class Outcome(StrEnum):
+    """What our records say about a claim."""
+
+    REPRODUCED = "reproduced"
+    CONTRADICTED = "contradicted"
+    NOT_SEPARABLE = "not separable at this scale"
+    NOT_RUN = "not run"
+    BY_EYE = "to be judged by eye"
+
+
+class Selection(NamedTuple):
+    """Runs that have the same settings but for their seeds, with a name."""
+
+    name: str
+    settings: Settings
+
+    def at(self, codebook_size: int | None) -> "Selection":
+        """The same runs at one codebook size; None leaves all."""
+        if codebook_size is None:
+            return self
+        settings = {**self.settings, "codebook_size": codebook_size}
+        return Selection(f"{self.name} (K = {codebook_size:,})", settings)
+
+
+class Finding(NamedTuple):
+    """One comparison: its outcome, its numbers in words, and the ids of the runs behind them."""
+
+    outcome: Outcome
+    text: str
+    runs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """A way to decide a claim from the records of one experiment."""
+
+    experiment: str
+    paper_networks: bool = False
+    """Whether findings count only beside networks of the paper's size, as the share of a training step."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The rule in words."""
+
+    @abstractmethod
+    def compare(self, results: ResultSet) -> list[Finding]:
+        """All comparisons of the rule."""
+
+    def decide(self, results: ResultSet) -> list[Finding]:
+        """All comparisons; not separable where they need larger networks than ours."""
+        findings, plan = self.compare(results), results.plans.get(self.experiment)
+        if not self.paper_networks or (plan and plan.scale == _PAPER_SCALE):
+            return findings
+        return [
+            finding._replace(outcome=Outcome.NOT_SEPARABLE, text=f"{finding.text}; our networks are smaller")
+            if finding.outcome is not Outcome.NOT_RUN
+            else finding
+            for finding in findings
+        ]
+
+    def sample(self, results: ResultSet, column: Column, row: Selection) -> Sample | None:
+        return results.sample(self.experiment, column.metric, row.settings)
+
+    def sizes(self, results: ResultSet, rows: Iterable[Selection]) -> list[int]:
+        """Codebook sizes at which all rows were run, in ascending order."""
+        by_row = [
+            {run.setting("codebook_size") for run in results.select(self.experiment, row.settings)}
+            for row in rows
+        ]
+        return sorted(size for size in set.intersection(*by_row) if isinstance(size, int))
+
+    def missing(self, results: ResultSet, column: Column, rows: Iterable[Selection]) -> Finding:
+        """The finding for rows without a value: were they not run, or not measured?"""
+        rows = list(rows)
+        measured = [row.name for row in rows if results.select(self.experiment, row.settings)]
+        not_run = [row.name for row in rows if row.name not in measured]
+        parts = [f"not run: {', '.join(not_run)}"] if not_run else []
+        parts += [f"not measured for {', '.join(measured)}"] if measured else []
+        return Finding(Outcome.NOT_RUN, f"{column.title}: {'; '.join(parts)}")
+
+    def compare_pair(self, results: ResultSet, column: Column, row: Selection, rival: Selection) -> Finding:
+        """Is `row` better than `rival`, with intervals apart?"""
+        first, second = (self.sample(results, column, selection) for selection in (row, rival))
+        if first is None or second is None:
+            samples = ((row, first), (rival, second))
+            return self.missing(
+                results, column, [selection for selection, sample in samples if sample is None]
+            )
+        assert column.better is not None
+        outcome, state = Outcome.NOT_SEPARABLE, "touch"
+        if separated(first, second):
+            is_ahead = ahead(first, second, column.better)
+            outcome, state = Outcome.REPRODUCED if is_ahead else Outcome.CONTRADICTED, "apart"
+        elif first.interval is None or second.interval is None:
+            state = "unknown with one seed"
+        numbers = f"{_describe(row, first, column)} against {_describe(rival, second, column)}"
+        return Finding(outcome, f"{column.heading}: {numbers}, intervals {state}", first.runs + second.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leads(Rule):
+    """Every row of `rows` is better than every row of `over`, in every column."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Selection, ...]
+    over: tuple[Selection, ...]
+    at: Literal["", "every size", "largest size", "every validation"] = ""
+    """Where: by default at the checkpoint that was evaluated. Sizes are those at which all rows were run. At
+    every validation, the first column that was measured during training counts."""
+    timing: bool = False
+    """Whether to compare means by their ratio, for timings, which have no seeds."""
+
+    @property
+    def text(self) -> str:
+        joint = " or " if self.at == "every validation" else ", "
+        columns = joint.join(column.title for column in self.columns)
+        margin = "by a tenth or more" if self.timing else "with intervals apart"
+        place = self.at.replace("every size", "every K").replace("largest size", "the largest K")
+        relation = f"{_names(self.rows)} better than {_names(self.over)} in {columns}"
+        return f"{relation}{' at ' if place else ''}{place}, {margin}"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        pairs = list(product(self.rows, self.over))
+        if self.at == "every validation":
+            taken = [column for column in self.columns if self._curve(results, column, self.rows[0])]
+            return [self._compare_curves(results, column, *pair) for column in taken[:1] for pair in pairs]
+        sizes: Sequence[int | None] = [None]
+        if self.at:
+            sizes = self.sizes(results, (*self.rows, *self.over))[-1 if self.at == "largest size" else 0 :]
+        if not sizes:
+            names = _names((*self.rows, *self.over))
+            return [Finding(Outcome.NOT_RUN, f"{names} at the same codebook size: not run")]
+        compare = self._compare_timings if self.timing else self.compare_pair
+        findings = [
+            compare(results, column, row.at(size), rival.at(size))
+            for size in sizes
+            for column in self.columns
+            for row, rival in pairs
+        ]
+        # A quantizer that does not fit into memory at one size is compared at the others.
+        measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
+        return measured if self.timing and measured else findings
+
+    def _compare_timings(
+        self, results: ResultSet, column: Column, row: Selection, rival: Selection
+    ) -> Finding:
+        assert column.better == "lower"
+        first, second = (self.sample(results, column, selection) for selection in (row, rival))
+        if not first or not second or not first.mean or not second.mean:
+            return Finding(Outcome.NOT_RUN, f"{column.title} of {row.name} and {rival.name}: not run")
+        ratio = second.mean / first.mean
+        outcome = Outcome.REPRODUCED if ratio >= TIMING_RATIO else Outcome.NOT_SEPARABLE
+        text = (
+            f"{column.title}: {row.name} {column.write(first.mean)}, {rival.name} "
+            f"{column.write(second.mean)}, {ratio:.2f} times as much"
+        )
+        runs = first.runs + second.runs
+        return Finding(Outcome.CONTRADICTED if ratio <= 1 / TIMING_RATIO else outcome, text, runs)
+
+    def _compare_curves(
+        self, results: ResultSet, column: Column, row: Selection, rival: Selection
+    ) -> Finding:
+        first, second = (self._curve(results, column, selection) for selection in (row, rival))
+        steps = sorted(first.keys() & second.keys())
+        if not steps:
+            text = f"{column.title} of {row.name} and {rival.name}: no common validation"
+            return Finding(Outcome.NOT_RUN, text)
+        assert column.better is not None
+        wins = sum(ahead(first[step], second[step], column.better) for step in steps)
+        losses = sum(ahead(second[step], first[step], column.better) for step in steps)
+        outcome = Outcome.REPRODUCED if wins == len(steps) else Outcome.NOT_SEPARABLE
+        text = (
+            f"{column.title}: {row.name} ahead of {rival.name} at {wins} of {len(steps)} validations, "
+            f"behind at {losses}"
+        )
+        runs = first[steps[0]].runs + second[steps[0]].runs
+        return Finding(Outcome.CONTRADICTED if losses else outcome, text, runs)
+
+    def _curve(self, results: ResultSet, column: Column, row: Selection) -> dict[int, Sample]:
+        return curve_of(results.select(self.experiment, row.settings), column.metric)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between(Rule):
+    """The interval of a column lies within bounds, for every row."""
+
+    column: Column
+    rows: tuple[Selection, ...]
+    least: float = float("-inf")
+    most: float = float("inf")
+    share_of: Selection | None = None
+    """Row whose mean the bounds are multiples of; None for absolute bounds."""
+    at: Literal["", "every size"] = ""
+    timing: bool = False
+    """Whether the mean counts instead of the interval, for timings, which have no seeds."""
+
+    @property
+    def text(self) -> str:
+        what = "mean" if self.timing else "interval"
+        place = ", at every K" if self.at else ""
+        return f"{_names(self.rows)}: {what} of {self.column.title} {self._bounds}{place}"
+
+    @property
+    def _bounds(self) -> str:
+        sides = [("at least", self.least), ("at most", self.most)]
+        unit = f" times {self.share_of.name}" if self.share_of else ""
+        return " and ".join(
+            f"{side} {bound:g}{unit}" if unit else f"{side} {self.column.write(bound)}"
+            for side, bound in sides
+            if abs(bound) < float("inf")
+        )
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        rows = [row.at(size) for row in self.rows for size in self.sizes(results, [row])]
+        if self.at and not rows:
+            return [Finding(Outcome.NOT_RUN, f"{_names(self.rows)} at any codebook size: not run")]
+        return [self._place(results, row) for row in (rows if self.at else self.rows)]
+
+    def _place(self, results: ResultSet, row: Selection) -> Finding:
+        sample, unit = self.sample(results, self.column, row), Sample((1.0,))
+        if sample is None:
+            return self.missing(results, self.column, [row])
+        shown = _describe(row, sample, self.column)
+        if self.timing:
+            shown = f"{row.name} {self.column.write(sample.mean)}"
+        text = f"{self.column.title}: {shown}, bound {self._bounds}"
+        if self.share_of:
+            reference = self.sample(results, self.column, self.share_of)
+            if reference is None:
+                return self.missing(results, self.column, [self.share_of])
+            unit, text = reference, f"{text} ({_describe(self.share_of, reference, self.column)})"
+        interval = (sample.mean, sample.mean) if self.timing else sample.interval
+        outcome = _place(interval, self.least * unit.mean, self.most * unit.mean)
+        return Finding(outcome, text, sample.runs + unit.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monotone(Rule):
+    """Every larger codebook is better than the next smaller one, in every column."""
+
+    columns: tuple[Column, ...]
+    row: Selection
+    better: Better | None = None
+    """Direction that counts as better; None for that of the column."""
+    largest_only: bool = False
+    """Whether to compare only the two largest codebooks."""
+
+    @property
+    def text(self) -> str:
+        subject = "the largest codebook" if self.largest_only else "each larger codebook"
+        relation = self.better or "better"
+        columns = ", ".join(column.title for column in self.columns)
+        return f"{columns} of {subject} {relation} than of the next smaller one, with intervals apart"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        sizes = self.sizes(results, [self.row])
+        if len(sizes) < 2:
+            return [Finding(Outcome.NOT_RUN, f"{self.row.name} at two codebook sizes or more: not run")]
+        pairs = list(zip(sizes[1:], sizes, strict=False))[-1 if self.largest_only else 0 :]
+        columns = [replace(column, better=self.better or column.better) for column in self.columns]
+        return [
+            self.compare_pair(results, column, self.row.at(larger), self.row.at(smaller))
+            for column in columns
+            for larger, smaller in pairs
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grows(Rule):
+    """The mean of a column grows by a factor within bounds from the smallest codebook to the largest."""
+
+    column: Column
+    row: Selection
+    least: float
+    most: float
+    linear: bool = False
+    """Whether the factor is relative to the growth of the codebook."""
+
+    @property
+    def text(self) -> str:
+        unit = " times the growth of K" if self.linear else ""
+        bounds = f"{self.least:g} to {self.most:g}{unit}"
+        return f"{self.column.title} of {self.row.name} grows by {bounds} from the smallest K to the largest"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        samples = {
+            size: self.sample(results, self.column, self.row.at(size))
+            for size in self.sizes(results, [self.row])
+        }
+        measured = {size: sample for size, sample in samples.items() if sample and sample.mean}
+        if len(measured) < 2:
+            return [self.missing(results, self.column, [self.row])]
+        small, large = min(measured), max(measured)
+        growth = measured[large].mean / measured[small].mean
+        text = (
+            f"{self.column.title} of {self.row.name}: {self.column.write(measured[small].mean)} at "
+            f"K = {small:,}, {self.column.write(measured[large].mean)} at K = {large:,}, "
+            f"{growth:.2f} times as much"
+        )
+        factor = growth / (large / small) if self.linear else growth
+        outcome = Outcome.REPRODUCED if self.least <= factor <= self.most else Outcome.CONTRADICTED
+        return [Finding(outcome, text, measured[small].runs + measured[large].runs)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike(Rule):
+    """Rows have the same settings, or means of a column that differ by a factor of at most `most`."""
+
+    rows: tuple[Selection, ...]
+    column: Column | None = None
+    most: float = 1.0
+    setting: str = ""
+    """Dotted name of a group of settings that must be equal, seeds aside; instead of a column."""
+
+    @property
+    def text(self) -> str:
+        if self.column is None:
+            return f"{self.setting} of {_names(self.rows)} the same in all runs"
+        return f"the largest {self.column.title} at most {self.most:g} times the smallest"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        runs = [run for row in self.rows for run in results.select(self.experiment, row.settings)]
+        if self.column is None:
+            values = {str({**(run.setting(self.setting) or {}), "seed": None}) for run in runs}
+            if not runs:
+                return [Finding(Outcome.NOT_RUN, f"{self.setting} of {_names(self.rows)}: not run")]
+            outcome = Outcome.REPRODUCED if len(values) == 1 else Outcome.CONTRADICTED
+            text = f"{len(values)} distinct {self.setting} in {len(runs)} runs"
+            return [Finding(outcome, text, tuple(run.id for run in runs))]
+        samples = {row.name: self.sample(results, self.column, row) for row in self.rows}
+        measured = {name: sample for name, sample in samples.items() if sample is not None}
+        if len(measured) < 2:
+            return [self.missing(results, self.column, self.rows)]
+        means = {name: sample.mean for name, sample in measured.items()}
+        ratio = max(means.values()) / min(means.values())
+        listed = ", ".join(f"{name} {self.column.write(mean)}" for name, mean in means.items())
+        outcome = Outcome.REPRODUCED if ratio <= self.most else Outcome.CONTRADICTED
+        text = f"{self.column.title}: {listed}; largest over smallest {ratio:.2f}"
+        return [Finding(outcome, text, tuple(run for sample in measured.values() for run in sample.runs))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Rule):
+    """The orders of the rows by two columns agree, though not fully; or some pair changes places."""
+
+    first: Column
+    second: Column
+    rows: tuple[Selection, ...]
+    relation: Literal["agree", "differ"]
+
+    @property
+    def text(self) -> str:
+        columns = f"{self.first.title} and {self.second.title}"
+        if self.relation == "agree":
+            return f"interval over seeds of the rank correlation of {columns} above 0, its mean below 1"
+        return f"two rows in opposite orders by {columns}, with intervals apart"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        if self.relation == "agree":
+            return [self._correlation(results)]
+        findings = [self._exchange(results, pair) for pair in combinations(self.rows, 2)]
+        measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
+        exchanged = [finding for finding in measured if finding.outcome is Outcome.REPRODUCED]
+        return exchanged or measured or findings[:1]
+
+    def _correlation(self, results: ResultSet) -> Finding:
+        by_seed: dict[int | None, list[tuple[float, float]]] = {}
+        runs = [run for row in self.rows for run in results.select(self.experiment, row.settings)]
+        for run in runs:
+            first, second = run.value(self.first.metric), run.value(self.second.metric)
+            if first is not None and second is not None:
+                by_seed.setdefault(run.seed, []).append((first, second))
+        ranked = [pairs for pairs in by_seed.values() if len(pairs) >= 3]
+        if not ranked:
+            text = f"{self.first.title} and {self.second.title} of three rows: not run"
+            return Finding(Outcome.NOT_RUN, text)
+        sign = 1 if self.first.better == self.second.better else -1
+        agreement = Sample(tuple(sign * rank_correlation(*zip(*pairs, strict=True)) for pairs in ranked))
+        outcome = _place(agreement.interval, 0.0, 1.0) if agreement.mean < 1 else Outcome.CONTRADICTED
+        listed = ", ".join(f"{value:+.2f}" for value in agreement.values)
+        text = (
+            f"rank correlation of {self.first.title} with quality by {self.second.title}, per seed: {listed}"
+        )
+        return Finding(outcome, text, tuple(run.id for run in runs))
+
+    def _exchange(self, results: ResultSet, pair: tuple[Selection, Selection]) -> Finding:
+        signs, runs = list[int](), tuple[str, ...]()
+        names = [row.name for row in pair]
+        for column in (self.first, self.second):
+            first, second = (self.sample(results, column, row) for row in pair)
+            if first is None or second is None or column.better is None:
+                return Finding(Outcome.NOT_RUN, f"{column.title} of {' and '.join(names)}: not run")
+            signs.append(ahead(first, second, column.better) - ahead(second, first, column.better))
+            runs = first.runs + second.runs
+        words = {1: f"{names[0]} ahead", -1: f"{names[1]} ahead", 0: "not separable"}
+        text = (
+            f"{' and '.join(names)}: {words[signs[0]]} by {self.first.title}, "
+            f"{words[signs[1]]} by {self.second.title}"
+        )
+        if not all(signs):
+            return Finding(Outcome.NOT_SEPARABLE, text, runs)
+        return Finding(Outcome.CONTRADICTED if signs[0] == signs[1] else Outcome.REPRODUCED, text, runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits(Rule):
+    """At the largest codebook that both rows were tried at, `row` runs and `rival` does not fit."""
+
+    column: Column
+    """Column that a row has where it fits."""
+    row: Selection
+    rival: Selection
+
+    @property
+    def text(self) -> str:
+        return f"at the largest K of both, {self.row.name} runs and {self.rival.name} does not fit"
+
+    def compare(self, results: ResultSet) -> list[Finding]:
+        sizes = self.sizes(results, (self.row, self.rival))
+        if not sizes:
+            return [self.missing(results, self.column, (self.row, self.rival))]
+        rows = [row.at(sizes[-1]) for row in (self.row, self.rival)]
+        samples = [self.sample(results, self.column, row) for row in rows]
+        words = ["did not fit" if sample is None else self.column.write(sample.mean) for sample in samples]
+        text = f"{self.column.title}: {rows[0].name} {words[0]}, {rows[1].name} {words[1]}"
+        holds = samples[0] is not None and samples[1] is None
+        runs = tuple(run for sample in samples if sample for run in sample.runs)
+        return [Finding(Outcome.REPRODUCED if holds else Outcome.CONTRADICTED, text, runs)]
+
+
+KINDS: dict[str, type[Rule]] = {
+    "leads": Leads,
+    "between": Between,
+    "monotone": Monotone,
+    "grows": Grows,
+    "alike": Alike,
+    "order": Order,
+    "fits": Fits,
+}
+"""Kinds of rule in paper.toml."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of the LGQ paper, in our words."""
+
+    id: str
+    source: str
+    """Where the paper makes it: part and label."""
+    text: str
+    printed: str
+    """The paper's own numbers."""
+    rules: tuple[Rule, ...] = ()
+    see: str = ""
+    """Pictures to look at, for a claim that no number decides."""
+
+    @property
+    def rule_text(self) -> str:
+        """The rules in words."""
+        texts = (f"{rule.text}{_BESIDE if rule.paper_networks else ''}" for rule in self.rules)
+        return "; and ".join(dict.fromkeys(texts)) or Outcome.BY_EYE
+
+
+class Verdict(NamedTuple):
+    """The outcome of a claim, with the comparisons that decided it."""
+
+    claim: Claim
+    outcome: Outcome
+    findings: tuple[Finding, ...]
+
+
+@cache
+def paper_claims() -> dict[str, Claim]:
+    """Claims of the paper by id, in its order."""
+    entries: list[dict[str, Any]] = read_paper()["claims"]
+    claims = [Claim(**entry | {"rules": tuple(map(_rule, entry.get("rules", ())))}) for entry in entries]
+    return {claim.id: claim for claim in claims}
+
+
+def _rule(entry: dict[str, Any]) -> Rule:
+    arguments = {name: _argument(name, value) for name, value in entry.items() if name != "kind"}
+    return KINDS[entry["kind"]](**arguments)
+
+
+def _argument(name: str, value: Any) -> Any:
+    """Metrics become columns and names of rows become selections."""
+    if name in ("columns", "rows", "over"):
+        return tuple(_argument(name[:-1] if name != "over" else "row", item) for item in value)
+    if name in ("column", "first", "second"):
+        return COLUMNS[value]
+    if name in ("row", "rival", "share_of"):
+        return Selection(value, flat_settings(read_paper()["rows"][value]))
+    return value
+
+
+def decide_claims(results: ResultSet) -> list[Verdict]:
+    """Every claim with its outcome, in the paper's order."""
+    return [decide(claim, results) for claim in paper_claims().values()]
+
+
+def decide(claim: Claim, results: ResultSet) -> Verdict:
+    findings = [finding for rule in claim.rules for finding in rule.decide(results)]
+    if claim.see:
+        findings = [Finding(Outcome.BY_EYE, f"look at {claim.see}")]
+    return Verdict(claim, overall(findings), tuple(findings))
+
+
+def overall(findings: Sequence[Finding]) -> Outcome:
+    """One contradiction decides, then one missing run; otherwise the weakest comparison does."""
+    outcomes = {finding.outcome for finding in findings}
+    order = (Outcome.BY_EYE, Outcome.CONTRADICTED, Outcome.NOT_RUN, Outcome.NOT_SEPARABLE, Outcome.REPRODUCED)
+    return next((outcome for outcome in order if outcome in outcomes), Outcome.NOT_RUN)
+
+
+def count_outcomes(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
+    """Number of claims with each outcome."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return {outcome: outcomes.count(outcome) for outcome in Outcome}
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where all values of one sequence are equal."""
+    ranks = [_ranks(first), _ranks(second)]
+    centre = fmean(ranks[0])
+    covariance = sum((a - centre) * (b - centre) for a, b in zip(*ranks, strict=True))
+    variances = [sum((rank - centre) ** 2 for rank in side) for side in ranks]
+    return covariance / (variances[0] * variances[1]) ** 0.5 if all(variances) else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 0 on; equal values share the mean of their ranks."""
+    return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+
+
+def _place(interval: tuple[float, float] | None, least: float, most: float) -> Outcome:
+    """Whether an interval lies within the bounds, outside them, or across one."""
+    if interval is None:
+        return Outcome.NOT_SEPARABLE
+    low, high = interval
+    if least <= low and high <= most:
+        return Outcome.REPRODUCED
+    return Outcome.CONTRADICTED if high < least or low > most else Outcome.NOT_SEPARABLE
+
+
+def _describe(row: Selection, sample: Sample, column: Column) -> str:
+    seeds = "1 seed" if sample.count == 1 else f"{sample.count} seeds"
+    return f"{row.name} {column.write_sample(sample)} ({seeds})"
+
+
+def _names(rows: Iterable[Selection]) -> str:
+    return ", ".join(row.name for row in rows)

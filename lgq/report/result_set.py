@@ -1,0 +1,348 @@
+"""A results directory as the report reads it: plans, finished runs, and metrics over training seeds.
+
+RESULTS/experiments/NAME.json   plan of an experiment      RESULTS/rows/ID.json        record of a run
+RESULTS/runs/ID/metrics.jsonl   its training curves        RESULTS/pictures/ID/*.png   its pictures
+
+    results = read_result_set("results")
+    results.sample("comparison", "psnr", {"quantizer": "lgq"}).mean
+"""
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal, TypeVar
+
+from lgq.errors import LGQError
+from lgq.experiments.results_directory import Plan, ResultsDirectory, RowsError
+from lgq.training.journal import METRICS, read_records
+
+Better = Literal["higher", "lower"]
+Settings = Mapping[str, Any]
+"""Settings that a run must have, by their dotted names."""
+Content = TypeVar("Content")
+Key = TypeVar("Key")
+
+_REQUIRED = {"id": str, "kind": str, "metrics": dict}
+_DAMAGE = (OSError, LGQError)
+_NORMAL_QUANTILE = 1.959963984540054
+_T_QUANTILES = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469118, 2.3646243, 2.3060041,
+                2.2621572)  # fmt: skip
+"""97.5% quantiles of Student's t with 1, 2, ... degrees of freedom, where the series converges slowly."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one metric, one per training seed.
+
+    Two samples are separated when their t-based 95% intervals do not touch. A single value has no
+    interval, so nothing is separated from it.
+    """
+
+    values: tuple[float, ...]
+    runs: tuple[str, ...] = ()
+    """Ids of the runs behind the values, in the same order."""
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation (n - 1); None for a single value."""
+        return stdev(self.values) if self.count > 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The t-based 95% interval of the mean; None for a single value."""
+        if self.std is None:
+            return None
+        half = t_quantile(self.count - 1) * self.std / math.sqrt(self.count)
+        return self.mean - half, self.mean + half
+
+
+def t_quantile(degrees: int) -> float:
+    """The 97.5% quantile of Student's t: tabulated, then by the Cornish-Fisher series, to 2e-4."""
+    if degrees <= len(_T_QUANTILES):
+        return _T_QUANTILES[degrees - 1]
+    z, n = _NORMAL_QUANTILE, degrees
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / n + second / n**2 + third / n**3
+
+
+def separated(a: Sample, b: Sample) -> bool:
+    """Whether the 95% intervals of both samples lie apart."""
+    if a.interval is None or b.interval is None:
+        return False
+    return a.interval[1] < b.interval[0] or b.interval[1] < a.interval[0]
+
+
+def ahead(a: Sample, b: Sample, better: Better) -> bool:
+    """Whether `a` is better than `b`, with intervals apart."""
+    is_better = a.mean > b.mean if better == "higher" else a.mean < b.mean
+    return is_better and separated(a, b)
+
+
+def clear_best(samples: Mapping[Key, Sample], better: Better) -> Key | None:
+    """The key whose sample is ahead of all others; None where intervals touch, or with a single sample."""
+    if len(samples) < 2:
+        return None
+    best, *rest = sorted(samples, key=lambda key: samples[key].mean, reverse=better == "higher")
+    return best if all(ahead(samples[best], samples[key], better) for key in rest) else None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Record of a finished run: its settings, metrics and training curves."""
+
+    record: dict[str, Any]
+    journal: tuple[dict[str, Any], ...] = ()
+    """Lines of its metrics.jsonl."""
+    tokenizer: "RunRecord | None" = None
+    """The run whose tokens a generator learned; None for other runs."""
+
+    @property
+    def id(self) -> str:
+        return str(self.record["id"])
+
+    @property
+    def kind(self) -> str:
+        """tokenizer, generator or cost."""
+        return str(self.record["kind"])
+
+    @property
+    def seed(self) -> int | None:
+        """Training seed; None for a timing, which trains nothing."""
+        seed = self.record.get("seed")
+        return seed if isinstance(seed, int) and self.kind != "cost" else None
+
+    @property
+    def failed(self) -> str:
+        """Why training diverged; empty where it did not."""
+        return str(self.record.get("failed") or "")
+
+    @property
+    def command(self) -> str:
+        words = self.record.get("command")
+        return shlex.join(map(str, words)) if isinstance(words, list) else ""
+
+    def setting(self, name: str) -> Any:
+        """A setting by its dotted name; a generator also has the settings of its tokenizer."""
+        own = _lookup(self.record, f"config.{name}")
+        return self.tokenizer.setting(name) if own is None and self.tokenizer else own
+
+    def has(self, settings: Settings) -> bool:
+        return all(self.setting(name) == value for name, value in settings.items())
+
+    def value(self, name: str) -> float | None:
+        """A finite number by name: a metric, `geometry.NAME`, `tokenizer.NAME`, or one of `DERIVED`."""
+        if name in DERIVED:
+            return DERIVED[name](self)
+        group, _, metric = name.rpartition(".")
+        if group == "tokenizer":
+            return self.tokenizer.value(metric) if self.tokenizer else None
+        return _finite(_lookup(self.record, f"{group or 'metrics'}.{metric}"))
+
+    def curve(self, metric: str, split: str = "validation") -> dict[int, float]:
+        """Values of a metric during training, by step."""
+        values = {
+            line["step"]: _finite(line["values"].get(metric))
+            for line in self.journal
+            if line["split"] == split
+        }
+        return {step: value for step, value in values.items() if value is not None}
+
+
+def _active_codes(run: RunRecord) -> float | None:
+    share, codes = run.value("utilization"), _finite(run.setting("codebook_size"))
+    return None if share is None or codes is None else round(share * codes)
+
+
+def _seconds_per_step(run: RunRecord) -> float | None:
+    seconds, steps = _finite(run.record.get("seconds")), _finite(run.record.get("steps"))
+    return seconds / steps if seconds and steps else None
+
+
+def _first_full_step(run: RunRecord) -> float | None:
+    return next((float(step) for step, used in run.curve("utilization").items() if used >= 1), None)
+
+
+def _utilization_after_full(run: RunRecord) -> float | None:
+    """The lowest utilization from the first validation on at which it was 100%."""
+    full, curve = _first_full_step(run), run.curve("utilization")
+    return None if full is None else min(used for step, used in curve.items() if step >= full)
+
+
+def _norm_gap(run: RunRecord) -> float | None:
+    """Above 1 where every live code is longer than every dead one; None where no code is dead."""
+    live, dead = run.value("geometry.live_norm_min"), run.value("geometry.dead_norm_max")
+    return live / dead if live is not None and dead else None
+
+
+def _recovered_codes(run: RunRecord) -> float | None:
+    """The largest fall of the number of dead codes between two validations of the second half."""
+    dead = list(run.curve("dead_codes").values())
+    late = dead[len(dead) // 2 :]
+    if len(late) < 2 or not any(late):
+        return None
+    return max(before - after for i, before in enumerate(late) for after in late[i:])
+
+
+def _images_per_second(run: RunRecord) -> float | None:
+    """Speed of a timed quantizer, with the paper's 256 tokens per image."""
+    ms, tokens = run.value("ms"), _finite(run.setting("tokens"))
+    return tokens / 256 / ms * 1e3 if ms and tokens else None
+
+
+def _first(values: Iterable[float]) -> float | None:
+    return next(iter(values), None)
+
+
+DERIVED: dict[str, Callable[[RunRecord], float | None]] = {
+    "active_codes": _active_codes,
+    "seconds_per_step": _seconds_per_step,
+    "first_full_step": _first_full_step,
+    "first_utilization": lambda run: _first(run.curve("utilization").values()),
+    "last_utilization": lambda run: _first(reversed(run.curve("utilization").values())),
+    "utilization_after_full": _utilization_after_full,
+    "last_peak_term": lambda run: _first(reversed(run.curve("quantizer/peak", "train").values())),
+    "least_diversity_term": lambda run: min(run.curve("quantizer/diversity", "train").values(), default=None),
+    "norm_gap": _norm_gap,
+    "recovered_codes": _recovered_codes,
+    "images_per_second": _images_per_second,
+}
+"""Metrics that follow from a record and its curves."""
+
+
+def _lookup(content: Any, name: str) -> Any:
+    """The value under a dotted name; None where there is none."""
+    for part in name.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class ResultSet:
+    """Contents of a results directory."""
+
+    directory: ResultsDirectory
+    plans: dict[str, Plan]
+    """Plans by experiment."""
+    runs: dict[str, RunRecord]
+    """Finished runs by id."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Files that were left out, with the reason."""
+
+    def select(self, experiment: str, settings: Settings | None = None) -> list[RunRecord]:
+        """Finished runs of an experiment that have these settings, in the order of its plan."""
+        rows = self.plans[experiment].rows if experiment in self.plans else ()
+        ids = dict.fromkeys(row.id for row in rows)
+        return [self.runs[id] for id in ids if id in self.runs and self.runs[id].has(settings or {})]
+
+    def by_row(self, experiment: str, group: str | None = None) -> dict[str, list[RunRecord]]:
+        """Finished runs of each row of an experiment by its label; of one group where it is given."""
+        runs: dict[str, list[RunRecord]] = {}
+        for row in self.plans[experiment].rows if experiment in self.plans else ():
+            if row.id in self.runs and group in (None, row.group):
+                runs.setdefault(row.label, []).append(self.runs[row.id])
+        return runs
+
+    def sample(self, experiment: str, metric: str, settings: Settings | None = None) -> Sample | None:
+        """A metric over the seeds of the runs with these settings; None where no run has it."""
+        return sample_of(self.select(experiment, settings), metric)
+
+    def leave_out(self, path: Path, error: Exception) -> None:
+        """Note a file as damaged, by its path within the directory."""
+        self.damaged[str(path.relative_to(self.directory.root))] = _reason(error, path)
+
+
+def sample_of(runs: Iterable[RunRecord], metric: str) -> Sample | None:
+    """A metric over runs that differ only in their seeds; None where no run has it."""
+    values = {run.id: value for run in runs if (value := run.value(metric)) is not None}
+    return Sample(tuple(values.values()), tuple(values)) if values else None
+
+
+def curve_of(runs: Iterable[RunRecord], metric: str) -> dict[int, Sample]:
+    """A metric over seeds, at every step at which all runs that have it took it."""
+    curves = {run.id: curve for run in runs if (curve := run.curve(metric))}
+    steps: Sequence[int] = sorted(set.intersection(*map(set, curves.values()))) if curves else []
+    return {step: Sample(tuple(curve[step] for curve in curves.values()), tuple(curves)) for step in steps}
+
+
+def read_result_set(directory: str | Path) -> ResultSet:
+    """Read a results directory; damaged files are left out and named in `damaged`."""
+    results, damaged = ResultsDirectory(directory), dict[str, str]()
+    if not results.root.is_dir():
+        raise RowsError(
+            f"there is no directory {directory}: give the one that `lgq experiment --out` filled."
+        )
+    records = _read_all(results, "rows", lambda id: _checked(results.record(id), id), damaged)
+    plans = _read_all(results, "experiments", results.plan, damaged)
+    if not records and not plans:
+        hint = f"; damaged: {', '.join(damaged)}" if damaged else ""
+        raise RowsError(f"{directory} holds no results{hint}: run `lgq experiment` into it first.")
+    runs = {id: RunRecord(record, _journal(results, id, damaged)) for id, record in records.items()}
+    linked = {
+        id: replace(run, tokenizer=runs.get(str(run.record.get("tokenizer")))) for id, run in runs.items()
+    }
+    return ResultSet(results, plans, linked, damaged)
+
+
+def _read_all(
+    results: ResultsDirectory, folder: str, read: Callable[[str], Content | None], damaged: dict[str, str]
+) -> dict[str, Content]:
+    contents: dict[str, Content] = {}
+    for path in sorted((results.root / folder).glob("*.json")):
+        try:
+            content = read(path.stem)
+        except _DAMAGE as error:
+            damaged[f"{folder}/{path.name}"] = _reason(error, path)
+        else:
+            contents |= {} if content is None else {path.stem: content}
+    return contents
+
+
+def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any] | None:
+    """A record with everything that the report relies on."""
+    if record is None:
+        return None
+    for name, kind in _REQUIRED.items():
+        if not isinstance(record.get(name), kind):
+            raise RowsError(f"{name!r} is missing or not of type {kind.__name__}")
+    if record["id"] != id:
+        raise RowsError(f"it is the record of {record['id']!r}")
+    return record
+
+
+def _journal(results: ResultsDirectory, id: str, damaged: dict[str, str]) -> tuple[dict[str, Any], ...]:
+    try:
+        lines = read_records(results.run(id))
+        if not all(map(_is_journal_line, lines)):
+            raise RowsError("a line is not the record of a step")
+        return tuple(lines)
+    except _DAMAGE as error:
+        damaged[f"runs/{id}/{METRICS}"] = _reason(error, results.run(id) / METRICS)
+        return ()
+
+
+def _is_journal_line(line: Any) -> bool:
+    complete = isinstance(line, dict) and isinstance(line.get("values"), dict)
+    return complete and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
+
+
+def _reason(error: Exception, path: Path) -> str:
+    # The page must not show where the directory lies on this machine.
+    return str(error).replace(str(path), "it")

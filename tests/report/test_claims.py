@@ -1,0 +1,331 @@
+"""Every claim is decided by its rules: reproduced, contradicted, not separable, or not run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from result_sets import FakeRow, Line, result_set_of
+
+from lgq.experiments import EXPERIMENTS
+from lgq.report.claims import (
+    Finding,
+    Leads,
+    Outcome,
+    Selection,
+    count_outcomes,
+    decide,
+    decide_claims,
+    overall,
+    paper_claims,
+    rank_correlation,
+)
+from lgq.report.result_set import ResultSet
+from lgq.report.tables import COLUMNS, PaperTable, paper_tables, read_paper
+
+YES, NO = Outcome.REPRODUCED, Outcome.CONTRADICTED
+UNCLEAR, NOT_RUN, BY_EYE = Outcome.NOT_SEPARABLE, Outcome.NOT_RUN, Outcome.BY_EYE
+CLAIMS = paper_claims()
+SEEN = {id for id, claim in CLAIMS.items() if claim.see}
+COSTS = {id for id in CLAIMS if id.startswith("cost-")}
+SEEDS = range(3)
+Vary = Callable[[float, int], float]
+"""Map from a value and a seed to the value of that seed."""
+Change = Callable[[dict[str, list[FakeRow]]], None]
+"""Change of the rows of each experiment, in place."""
+
+TABLES = {
+    "comparison": ("tab:k16k", "tab:geometry", "app:cost"),
+    "geometry": ("tab:k16k", "tab:geometry"),
+    "codebook-size": ("tab:lgq_sweep", "app:cost, over K"),
+    "scaling": ("tab:ibq-kscale",),
+    "logits": ("tab:logit", "tab:normbias"),
+    "regularizers": ("tab:abl_reg",),
+    "temperature": ("tab:abl_tau",),
+    "generation": ("tab:maskgit_gen",),
+    "cost": ("tab:quantizer_cost",),
+}
+"""Tables of the paper whose figures make the runs of an experiment."""
+
+
+def slightly(value: float, seed: int) -> float:
+    """So little that intervals of different means lie apart."""
+    return value * (1 + 1e-7 * (seed - 1))
+
+
+def wildly(value: float, seed: int) -> float:
+    return value * (1 + 0.9 * (seed - 1))
+
+
+def figures(table: PaperTable, *, mirrored: bool) -> dict[str, dict[str, float]]:
+    """Numbers of a table in our units, by row and metric; mirrored, the best of a column is its worst."""
+    numbers: dict[str, dict[str, float]] = {row.name: {} for row in table.rows}
+    for i, column in enumerate(table.columns):
+        printed = {row.name: row.values[i] for row in table.rows}
+        ours = {name: v / column.factor for name, v in printed.items() if not isinstance(v, str)}
+        ends = max(ours.values()) + min(ours.values())
+        for name, value in ours.items():
+            numbers[name][column.metric] = ends - value if mirrored else value
+    return numbers
+
+
+def nested(settings: dict[str, Any]) -> dict[str, Any]:
+    options = {name.split(".")[1]: value for name, value in settings.items() if "." in name}
+    plain = {name: value for name, value in settings.items() if "." not in name}
+    return plain | {"quantizer_options": options}
+
+
+def rows_of(experiment: str, vary: Vary, *, mirrored: bool = False) -> list[FakeRow]:
+    """The figures of all tables of an experiment, each row with three seeds."""
+    rows: dict[str, FakeRow] = {}
+    for label in TABLES[experiment]:
+        table = paper_tables()[label]
+        numbers = figures(table, mirrored=mirrored)
+        for printed in table.rows:
+            settings = {**table.only, **printed.settings}
+            row = rows.setdefault(str(settings), FakeRow(printed.name, nested(settings), [{}, {}, {}]))
+            row.values = [
+                {**old, **{name: vary(value, seed) for name, value in numbers[printed.name].items()}}
+                for seed, old in enumerate(row.values)
+            ]
+            row.journals = [journal(row, vary, seed, mirrored=mirrored) for seed in SEEDS]
+    return list(rows.values())
+
+
+def journal(row: FakeRow, vary: Vary, seed: int, *, mirrored: bool) -> list[Line]:
+    """Four validations: what the paper says about its curves, in short, or the opposite."""
+    name, size = row.config.get("quantizer"), row.config.get("codebook_size", 16_384)
+    options = row.config["quantizer_options"]
+    rising = (name == "lgq") != mirrored
+    used = [0.8, 0.9, 1.0, 1.0] if rising else [1.0, 1.0, 0.9, 0.8]
+    # The larger the codebook, the later it is full.
+    steps = [10**9 // size * i if mirrored else size * i for i in (1, 2, 3, 4)]
+    better = row.values[0].get("rfid", 1.0)
+    dead = [3300 - 100 * i if mirrored else 3300 for i in range(4)]
+    peak = 0.9 if (options.get("peak_weight") == 0) != mirrored else 0.5
+    lines: list[Line] = [
+        (step, "validation", {"utilization": vary(u, seed), "rfid": vary(better, seed), "dead_codes": d})
+        for step, u, d in zip(steps, used, dead, strict=True)
+    ]
+    terms = {"quantizer/peak": vary(peak, seed), "quantizer/diversity": vary(0.5 if mirrored else 1.2, seed)}
+    return [*lines, (steps[-1], "train", terms)]
+
+
+def world(vary: Vary, *, mirrored: bool = False, change: Change = lambda _: None) -> ResultSet:
+    experiments = {name: rows_of(name, vary, mirrored=mirrored) for name in TABLES}
+    change(experiments)
+    makers = {row.config["quantizer"]: row.ids("comparison") for row in experiments["comparison"]}
+    for row in experiments["generation"]:
+        row.kind, row.tokenizers = "generator", makers[row.config["quantizer"]]
+    for row in experiments["cost"]:
+        row.kind, row.values = "cost", row.values[1:2]
+    return result_set_of(experiments)
+
+
+def outcomes(results: ResultSet) -> dict[str, Outcome]:
+    return {verdict.claim.id: verdict.outcome for verdict in decide_claims(results)}
+
+
+def put(experiment: str, label: str, metric: str, *values: float) -> Change:
+    """Set a metric in every row whose label contains the words: one value for all seeds, or one for each."""
+
+    def change(experiments: dict[str, list[FakeRow]]) -> None:
+        for row in (row for row in experiments[experiment] if label in row.label):
+            per_seed = values if len(values) > 1 else values * 3
+            row.values = [{**old, metric: new} for old, new in zip(row.values, per_seed, strict=True)]
+
+    return change
+
+
+def keep_order(experiments: dict[str, list[FakeRow]]) -> None:
+    """Put generators in the order of their tokenizers."""
+    rfid = {row.label: row.values for row in experiments["comparison"]}
+    for row in experiments["generation"]:
+        row.values = [
+            {**old, "gfid": made["rfid"]} for old, made in zip(row.values, rfid[row.label], strict=True)
+        ]
+
+
+def reverse_quality(seeds: Sequence[int]) -> Change:
+    """Reverse the order by rFID in these seeds."""
+
+    def change(experiments: dict[str, list[FakeRow]]) -> None:
+        for row in experiments["geometry"]:
+            row.values = [
+                {**old, "rfid": 100 - old["rfid"]} if seed in seeds else old
+                for seed, old in enumerate(row.values)
+            ]
+
+    return change
+
+
+def recover_codes(experiments: dict[str, list[FakeRow]]) -> None:
+    """Recover dead codes in one seed of the dot product."""
+    for row in experiments["logits"]:
+        first, *rest = row.journals
+        recovered = [(step, split, {**v, "dead_codes": 10**6 // step}) for step, split, v in first]
+        row.journals = [recovered, *rest]
+
+
+CONTRADICTED_BY = {
+    "sweep-full-use": put("codebook-size", "LGQ", "utilization", 0.5),
+    "uniformity-and-quality": reverse_quality(SEEDS),
+    "order-not-kept": keep_order,
+    "cost-limit": put("cost", "IBQ, K = 262,144", "ms", 700.0),
+    "cost-of-training": put("comparison", "LGQ", "seconds_per_step", 50.0),
+    "cost-of-size": put("codebook-size", "K = 65,536", "seconds_per_step", 50.0),
+    "norms-disjoint": put("logits", "<z, e>", "geometry.live_norm_min", 0.1),
+    "peakedness-not-needed": put("regularizers", "no peakedness", "utilization", 0.01),
+    "flat-weights": put("regularizers", "twice the default", "rfid", 90.0),
+    "warm-is-flat": put("temperature", "cosine", "rfid", 90.0),
+}
+"""Changes to the paper's figures, for claims that mirrored figures do not contradict."""
+UNCLEAR_BY = {
+    "uniformity-and-quality": reverse_quality([0]),
+    "logit-dead-stay-dead": recover_codes,
+    "norms-disjoint": put("logits", "<z, e>", "geometry.live_norm_min", 0.3, 0.6, 5.0),
+    "norms-free": put("logits", "-|z - e|²", "geometry.norm_correlation", -0.5, 0.1, 0.6),
+    "neither": put("regularizers", "neither", "utilization", 0.0, 0.1, 0.4),
+}
+"""Changes to the paper's figures, for claims that noise in all figures does not make unclear."""
+
+
+@pytest.fixture(scope="module")
+def paper_figures() -> dict[str, Outcome]:
+    return outcomes(world(slightly))
+
+
+@pytest.fixture(scope="module")
+def mirrored_figures() -> dict[str, Outcome]:
+    return outcomes(world(slightly, mirrored=True))
+
+
+@pytest.fixture(scope="module")
+def noisy_figures() -> dict[str, Outcome]:
+    return outcomes(world(wildly))
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_papers_own_figures_reproduce_its_claims(claim, paper_figures):
+    # By the paper's own table, LFQ has the best perplexity.
+    expected = BY_EYE if claim in SEEN else NO if claim == "best-perplexity" else YES
+    assert paper_figures[claim] is expected
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim not in CONTRADICTED_BY])
+def test_mirrored_figures_contradict_them(claim, mirrored_figures):
+    assert mirrored_figures[claim] is (BY_EYE if claim in SEEN else NO)
+
+
+@pytest.mark.parametrize("claim", CONTRADICTED_BY)
+def test_one_figure_contradicts_a_claim(claim):
+    assert decide(CLAIMS[claim], world(slightly, change=CONTRADICTED_BY[claim])).outcome is NO
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim not in {*COSTS, *UNCLEAR_BY}])
+def test_seeds_that_differ_more_than_methods_decide_nothing(claim, noisy_figures):
+    assert noisy_figures[claim] is (BY_EYE if claim in SEEN else UNCLEAR)
+
+
+@pytest.mark.parametrize("claim", UNCLEAR_BY)
+def test_one_uncertain_figure_decides_nothing(claim):
+    assert decide(CLAIMS[claim], world(slightly, change=UNCLEAR_BY[claim])).outcome is UNCLEAR
+
+
+def test_without_runs_no_claim_is_decided_and_each_is_counted_once():
+    verdicts = decide_claims(result_set_of({}))
+    assert {verdict.outcome for verdict in verdicts} == {NOT_RUN, BY_EYE}
+    counts = count_outcomes(verdicts)
+    assert (sum(counts.values()), counts[BY_EYE]) == (len(CLAIMS), len(SEEN))
+
+
+def test_one_seed_decides_no_claim_that_compares_seeds():
+    def keep_one_seed(experiments: dict[str, list[FakeRow]]) -> None:
+        for row in (row for rows in experiments.values() for row in rows):
+            row.values = row.values[:1]
+
+    single = outcomes(world(slightly, change=keep_one_seed))
+    decided = {claim for claim, outcome in single.items() if outcome in (YES, NO)}
+    assert decided <= COSTS
+
+
+def test_times_beside_smaller_networks_than_the_papers_decide_nothing():
+    results = world(slightly)
+    small = {name: replace(plan, scale="pocket") for name, plan in results.plans.items()}
+    by_claim = outcomes(replace(results, plans=small))
+    assert {claim for claim in COSTS if by_claim[claim] is UNCLEAR} == {
+        "cost-share", "cost-of-training", "cost-of-size",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_every_entry_is_complete(claim):
+    assert claim.text
+    assert claim.source
+    assert claim.printed
+    assert bool(claim.rules) != bool(claim.see)
+    assert all(rule.experiment in EXPERIMENTS and rule.text for rule in claim.rules)
+
+
+def test_claims_cover_the_paper_and_every_row_is_used():
+    entries = read_paper()["claims"]
+    assert len(CLAIMS) == len(entries)
+    sources = " ".join(claim.source for claim in CLAIMS.values())
+    assert all(part in sources for part in ("abstract", "results", "ablations", "discussion"))
+    assert all(f"contribution {number}" in sources for number in (1, 2, 3, 4))
+    assert all(label in sources for label in paper_tables() if label.startswith("tab:"))
+    assert all(f'"{name}"' in str(entries).replace("'", '"') for name in read_paper()["rows"])
+
+
+LGQ, FSQ = Selection("LGQ", {"quantizer": "lgq"}), Selection("FSQ", {"quantizer": "fsq"})
+
+
+def leads(experiment: str, metric: str, **options: Any) -> Leads:
+    return Leads(experiment=experiment, columns=(COLUMNS[metric],), rows=(LGQ,), over=(FSQ,), **options)
+
+
+def test_a_finding_carries_its_numbers_and_runs():
+    rows = [FakeRow(row.name, row.settings, [{"psnr": psnr}] * 2) for row, psnr in ((LGQ, 2), (FSQ, 1))]
+    results = result_set_of({"comparison": rows})
+    (finding,) = leads("comparison", "psnr").decide(results)
+    assert finding.outcome is YES
+    assert "LGQ 2.000 ± 0.000 (2 seeds) against FSQ 1.000 ± 0.000 (2 seeds)" in finding.text
+    assert set(finding.runs) == set(results.runs)
+
+
+def test_a_metric_that_was_not_measured_is_named():
+    results = result_set_of({"comparison": [FakeRow("LGQ", LGQ.settings, [{"psnr": 1.0}] * 2)]})
+    (finding,) = leads("comparison", "rfid").decide(results)
+    assert finding.outcome is NOT_RUN
+    assert finding.text == "rFID: not run: FSQ; not measured for LGQ"
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ((YES, YES), YES),
+        ((YES, UNCLEAR), UNCLEAR),
+        ((UNCLEAR, NOT_RUN, YES), NOT_RUN),
+        ((YES, NOT_RUN, NO), NO),
+        ((), NOT_RUN),
+    ],
+)
+def test_the_weakest_part_decides_the_whole_and_a_contradiction_always(parts, whole):
+    assert overall([Finding(part, "") for part in parts]) is whole
+
+
+@pytest.mark.parametrize(("rival_ms", "outcome"), [(1.2, YES), (1.05, UNCLEAR), (0.8, NO)])
+def test_timings_differ_from_a_tenth_on(rival_ms, outcome):
+    rows = [
+        FakeRow(row.name, {**row.settings, "codebook_size": 8}, [{"ms": ms}], kind="cost")
+        for row, ms in ((LGQ, 1.0), (FSQ, rival_ms))
+    ]
+    rule = leads("cost", "ms", at="every size", timing=True)
+    assert overall(rule.decide(result_set_of({"cost": rows}))) is outcome
+
+
+def test_rank_correlation_is_spearmans():
+    from scipy.stats import spearmanr
+
+    first, second = [0.1, 0.5, 0.5, 0.9, 0.2], [3.0, 1.0, 2.0, 2.0, 5.0]
+    assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)

@@ -1,0 +1,171 @@
+"""Tables show means over seeds beside the paper's figures, and mark only a clear best value."""
+
+import numpy as np
+import pytest
+from result_sets import FakeRow, comparison_rows, result_set_of
+from scipy import stats
+
+from lgq.experiments import EXPERIMENTS, SCALES
+from lgq.report.result_set import ResultSet
+from lgq.report.tables import COLUMNS, NOT_GIVEN, Column, build_table, own_table, paired_table, paper_tables
+
+COMPARISON, TEMPERATURE = paper_tables()["tab:k16k"], paper_tables()["tab:abl_tau"]
+PSNRS = {"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}
+
+
+@pytest.mark.parametrize("table", paper_tables().values(), ids=paper_tables())
+def test_every_table_of_the_paper_is_complete(table):
+    assert table.experiment in EXPERIMENTS
+    assert table.title
+    assert table.about
+    for row in table.rows:
+        assert row.settings
+        assert len(row.values) == len(table.columns)
+        assert set(row.spread) <= {column.metric for column in table.columns}
+
+
+def as_planned(experiment: str) -> ResultSet:
+    """The runs that an experiment asks for at the paper's scale."""
+    rows = [
+        FakeRow(row.label, row.task.settings(), [{"psnr": 1.0}], group=row.group, kind=row.task.kind)
+        for row in EXPERIMENTS[experiment].rows(SCALES["imagenet256"]())
+    ]
+    return result_set_of({experiment: rows})
+
+
+@pytest.mark.parametrize("label", ["tab:k16k", "tab:lgq_sweep", "tab:abl_reg", "tab:abl_tau"])
+def test_every_row_of_the_paper_is_a_run_that_its_experiment_asks_for(label):
+    table = paper_tables()[label]
+    shown = build_table(as_planned(table.experiment), table)
+    names = {row.name for row in table.rows}
+    assert all(row.ours for row in shown.rows if row.name in names)
+    only_ours = {row.name for row in shown.rows} - names
+    assert only_ours == ({"VQ"} if table is COMPARISON else set())
+
+
+def test_each_run_is_in_one_row():
+    shown = build_table(as_planned("temperature"), TEMPERATURE)
+    runs = [source.run for row in shown.rows for cell in row.ours for source in cell.sources]
+    assert len(runs) == len(set(runs)) == len(TEMPERATURE.rows)
+
+
+def test_a_paper_figure_is_written_as_it_is_printed():
+    row = next(row for row in build_table(result_set_of({}), COMPARISON).rows if row.name == "LGQ")
+    assert row.paper == ("21.791", "0.6289", "0.2438", "0.2225", "12.32", "100.00", "16,011")
+    assert row.ours == ()
+
+
+def test_timings_have_no_seeds():
+    rows = [FakeRow("LGQ", {"quantizer": "lgq", "codebook_size": 4096}, [{"ms": 1.0}], kind="cost")]
+    table = build_table(result_set_of({"cost": rows}), paper_tables()["tab:quantizer_cost"])
+    assert not table.has_seeds
+    shown = next(row for row in table.rows if row.ours)
+    assert {source.seed for cell in shown.ours for source in cell.sources} == {None}
+    assert build_table(result_set_of({"comparison": comparison_rows(PSNRS)}), COMPARISON).has_seeds
+
+
+def test_a_cell_is_the_mean_and_sample_deviation_over_seeds():
+    table = build_table(result_set_of({"comparison": comparison_rows(PSNRS)}), COMPARISON)
+    for row in table.rows:
+        if row.ours:
+            values = np.array(PSNRS[row.name.lower()])
+            assert row.seeds == 3
+            assert row.ours[0].mean == f"{values.mean():.3f}"
+            assert row.ours[0].spread == f"± {values.std(ddof=1):.3f}"
+            assert [source.value for source in row.ours[0].sources] == [f"{value:.3f}" for value in values]
+            assert row.ours[2].mean == NOT_GIVEN
+
+
+@pytest.mark.parametrize(
+    ("psnrs", "bold"),
+    [
+        ({"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2)}, "LGQ"),
+        ({"lgq": (21.5, 21.6, 21.4), "fsq": (22.0, 22.1, 22.2)}, "FSQ"),
+        ({"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}, None),
+        ({"lgq": (23.5,), "fsq": (22.0,)}, None),
+        ({"lgq": (23.5, 23.6, 23.4), "fsq": (22.0,)}, None),
+        ({"lgq": (23.5, 23.6, 23.4)}, None),
+        ({"lgq": (1.0, 1.0), "fsq": (1.0, 1.0)}, None),
+    ],
+)
+def test_the_best_is_bold_only_where_intervals_lie_apart(psnrs, bold):
+    table = build_table(result_set_of({"comparison": comparison_rows(psnrs)}), COMPARISON)
+    assert [row.name for row in table.rows if row.ours and row.ours[0].best] == ([bold] if bold else [])
+
+
+def test_rows_compete_within_their_group():
+    rows = [
+        FakeRow("A", {"codebook_size": 1}, [{"psnr": 1.0}, {"psnr": 1.1}], group="small"),
+        FakeRow("B", {"codebook_size": 1}, [{"psnr": 3.0}, {"psnr": 3.1}], group="small"),
+        FakeRow("A", {"codebook_size": 2}, [{"psnr": 9.0}, {"psnr": 9.1}], group="large"),
+        FakeRow("B", {"codebook_size": 2}, [{"psnr": 7.0}, {"psnr": 7.1}], group="large"),
+    ]
+    results = result_set_of({"mine": rows})
+    table = own_table(results, results.plans["mine"])
+    assert [row.name for row in table.rows if row.ours[0].best] == ["B, small", "A, large"]
+
+
+def interval(values: tuple[float, ...]) -> tuple[float, float]:
+    return stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+
+
+LUCK = (-1.0, 0.0, 1.0)
+"""Effect of each seed, the same for all rows."""
+
+
+def shared_luck(advantage: tuple[float, ...]) -> list[FakeRow]:
+    """Rows in which LGQ is ahead by this much with each seed, while the seeds vary far more."""
+    ours = tuple(20 + luck + lead for luck, lead in zip(LUCK, advantage, strict=True))
+    return comparison_rows({"fsq": tuple(20 + luck for luck in LUCK), "lgq": ours})
+
+
+def test_a_difference_of_the_same_seeds_is_seen_where_intervals_touch():
+    results = result_set_of({"comparison": shared_luck((0.1, 0.2, 0.3))})
+    assert not any(row.ours[0].best for row in build_table(results, COMPARISON).rows if row.ours)
+    (row,) = paired_table(results).rows
+    low, high = interval((0.1, 0.2, 0.3))
+    assert (row.name, row.seeds, row.ours[0].best) == ("against FSQ", 3, False)
+    assert (row.ours[0].mean, row.ours[0].spread) == ("+0.200", f"{low:.3f} to +{high:.3f}")
+    clear = paired_table(result_set_of({"comparison": shared_luck((0.19, 0.2, 0.21))}))
+    assert clear.rows[0].ours[0].best
+    assert not clear.rows[0].ours[0].worse
+    assert [source.seed for source in clear.rows[0].ours[0].sources] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "psnrs",
+    [{"lgq": (20.0,), "fsq": (21.0,)}, {"fsq": (20.0, 21.0), "ibq": (20.0, 21.0)}, {"lgq": (20.0, 21.0)}],
+)
+def test_differences_need_two_seeds_and_two_rows_one_of_them_lgq(psnrs):
+    assert paired_table(result_set_of({"comparison": comparison_rows(psnrs)})) is None
+
+
+def test_differences_use_the_seeds_that_both_rows_have():
+    rows = shared_luck((0.1, 0.2, 0.3))
+    rows[0].values[2]["psnr"] = None
+    cell = paired_table(result_set_of({"comparison": rows})).rows[0].ours[0]
+    assert cell.mean == "+0.150"
+
+
+def test_a_difference_for_the_worse_is_no_best():
+    cell = paired_table(result_set_of({"comparison": shared_luck((-2.0, -2.1, -2.2))})).rows[0].ours[0]
+    assert (cell.best, cell.worse, cell.mean) == (False, True, "-2.100")
+
+
+def test_a_lower_distance_is_a_difference_for_the_better():
+    rows = shared_luck((-2.0, -2.1, -2.2))
+    for row in rows:
+        row.values = [{"rfid": value["psnr"]} for value in row.values]
+    cell = paired_table(result_set_of({"comparison": rows})).rows[0].ours[3]
+    assert (cell.best, cell.worse, cell.mean) == (True, False, "-2.10")
+
+
+def test_differences_prefer_the_experiment_with_more_seeds():
+    rows = {"comparison": shared_luck((1.0, 1.0, 1.0)), "seeds": shared_luck((2.0, 2.0, 2.0))}
+    assert paired_table(result_set_of(rows)).rows[0].ours[0].mean == "+2.000"
+
+
+def test_shares_are_in_per_cent_and_arrows_show_the_better_direction():
+    assert COLUMNS["utilization"].write(0.9876) == "98.76"
+    assert (COLUMNS["utilization"].heading, COLUMNS["rfid"].heading) == ("Util. % ↑", "rFID ↓")
+    assert Column("x", "X").heading == "X"
