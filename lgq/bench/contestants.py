@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lgq.bench import dense
-from lgq.quantizers import QUANTIZERS, ROTVQ, build_quantizer
+from lgq.quantizers import QUANTIZERS, build_quantizer
 from lgq.quantizers.fsq import levels_for
 
 PEER = "vector-quantize-pytorch"
@@ -17,7 +17,7 @@ DENSE: dict[str, Callable[[int, int], nn.Module]] = {
     "lgq": dense.DenseLGQ,
     "ibq": dense.DenseIBQ,
     "vq": dense.DenseVQ,
-    "rotvq": partial(dense.DenseVQ, **ROTVQ),
+    "rotvq": partial(dense.DenseVQ, gradient="rotation", decay=0.8, commitment_weight=1.0),
     "lfq": dense.DenseLFQ,
     "simvq": dense.DenseSimVQ,
 }

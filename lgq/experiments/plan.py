@@ -11,16 +11,9 @@ from lgq.data import BrokenImage, ImageDataset
 from lgq.experiments.results_directory import Plan, PlannedRow
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, Task
+from lgq.quantizers import QUANTIZERS
 
-LABELS = {
-    "lgq": "LGQ",
-    "ibq": "IBQ",
-    "vq": "VQ",
-    "rotvq": "RotVQ",
-    "fsq": "FSQ",
-    "lfq": "LFQ",
-    "simvq": "SimVQ",
-}
+LABELS = {name: quantizer.label for name, quantizer in QUANTIZERS.items()}
 """What tables call the quantizers."""
 
 _PROBES = 16

@@ -12,9 +12,7 @@ from lgq.checks import require_at_least, require_indices
 from lgq.distributed import sum_over_ranks
 from lgq.errors import LGQError
 from lgq.ops.numerics import entropy
-from lgq.quantizers import FSQ, LFQ, Quantizer, Residual
-
-_WITHOUT_CODES_OF_THEIR_OWN = (FSQ, LFQ, Residual)
+from lgq.quantizers import Quantizer
 
 
 @dataclass
@@ -126,15 +124,10 @@ class CodeUsage:
         }
 
 
-def has_learned_codes(quantizer: Quantizer) -> bool:
-    """Not a fixed grid, and not a chain of stages, of which each has its own."""
-    return not isinstance(quantizer, _WITHOUT_CODES_OF_THEIR_OWN)
-
-
 @torch.no_grad()
 def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
     """A copy of the codes as they are now; None where none are learned."""
-    if not has_learned_codes(quantizer):
+    if not quantizer.learned_codes:
         return None
     codes: Any = quantizer.codebook
     return codes.detach().float().cpu().clone()

@@ -29,7 +29,7 @@ from lgq.checks import require_at_least, require_indices
 from lgq.data import DataError, ImageDataset, ImageLoader
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.errors import LGQError
-from lgq.metrics.code_usage import CodeUsage, has_learned_codes, learned_codebook
+from lgq.metrics.code_usage import CodeUsage, learned_codebook
 from lgq.metrics.features import FeatureSample
 from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.metrics.reference import share_of_images
@@ -243,7 +243,7 @@ class _Tally:
         cls, quantizer: Quantizer, grid: tuple[int, int], patch: int, *, keep: int, latents: int
     ) -> "_Tally":
         require_at_least(_LEAST_OF_A_PLANE, latents=latents)
-        codes, shares_plane = quantizer.codebook_size, has_learned_codes(quantizer) and quantizer.dim > 1
+        codes, shares_plane = quantizer.codebook_size, quantizer.learned_codes and quantizer.dim > 1
         return cls(
             CodeAtlas.of(codes, grid=grid, patch=patch, keep=keep),
             CoOccurrence.of(codes) if codes <= MOST_PAIRED_CODES else None,
@@ -349,7 +349,7 @@ def _summed_up(
 
 def _reasons(quantizer: Quantizer) -> dict[str, str]:
     """Why each of these would be absent, if it is."""
-    codes, learned = quantizer.codebook_size, has_learned_codes(quantizer)
+    codes, learned = quantizer.codebook_size, quantizer.learned_codes
     fixed = f"the codes of {type(quantizer).__name__} are a fixed grid: where they lie was not learned."
     return {
         "cooccurrence_density": f"pairs of {codes:,} codes would take {codes**2 / 2**33:.1f} GiB of bits: "

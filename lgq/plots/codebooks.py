@@ -47,6 +47,7 @@ from lgq.plots.canvas import (
     write,
 )
 from lgq.plots.curves import usage_histogram
+from lgq.quantizers import QUANTIZERS
 
 Used = Literal["umap", "pca"]
 Method = Literal["auto", "umap", "pca"]
@@ -126,7 +127,6 @@ MOST_PROJECTED_CODES = 2048
 """Of larger codebooks, so many random codes are drawn among the latents."""
 
 _RARE_TO_FREQUENT = LinearSegmentedColormap.from_list("usage", ["#a5d5f2", BLUE, "#003454"])
-_NAMES = {"rotvq": "RotVQ", "simvq": "SimVQ"}
 _COLUMNS, _PATCH_SIDE, _SPACE, _LABEL = 2, 48, 3, 150
 
 
@@ -204,8 +204,8 @@ def atlas_sheet(atlas: CodeAtlas, *, caption: str, codes: int = 32) -> bytes:
 
 
 def _whose(study: CodebookStudy) -> str:
-    name = _NAMES.get(study.quantizer, study.quantizer.upper())
-    return name if study.stages == 1 else f"{name}, stage {study.stage + 1} of {study.stages}"
+    label = QUANTIZERS[study.quantizer].label
+    return label if study.stages == 1 else f"{label}, stage {study.stage + 1} of {study.stages}"
 
 
 def _random_codes(codes: int) -> Int64[Tensor, " chosen"]:

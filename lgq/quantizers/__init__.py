@@ -2,7 +2,6 @@
 
 import difflib
 import inspect
-from functools import partial
 from typing import Any
 
 from lgq.errors import LGQError
@@ -13,38 +12,43 @@ from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
 from lgq.quantizers.residual import Residual
 from lgq.quantizers.simvq import SimVQ
-from lgq.quantizers.vq import VQ
+from lgq.quantizers.vq import VQ, RotVQ
 
 __all__ = [
-    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "ROTVQ", "VQ", "Quantized", "Quantizer", "Residual", "SimVQ",
-    "build_quantizer",
+    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ",
+    "build_quantizer", "register",
 ]  # fmt: skip
 
-ROTVQ: dict[str, Any] = {"gradient": "rotation", "decay": 0.8, "commitment_weight": 1.0}
-"""What makes VQ the paper's RotVQ."""
-
-QUANTIZERS: dict[str, Any] = {
+QUANTIZERS: dict[str, type[Quantizer]] = {
     "lgq": LGQ,
     "ibq": IBQ,
     "vq": VQ,
-    "rotvq": partial(VQ, **ROTVQ),
+    "rotvq": RotVQ,
     "fsq": FSQ,
     "lfq": LFQ,
     "simvq": SimVQ,
 }
-"""Name to constructor, each with the settings of the LGQ paper's comparison."""
+"""Every quantizer that runs, experiments and benchmarks know, by name."""
+
+
+def register(name: str, quantizer: type[Quantizer]) -> None:
+    """Add a quantizer class to `QUANTIZERS`: with the name `mine`, `pocket-mine` is a run."""
+    if not getattr(quantizer, "label", ""):
+        raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
+    if QUANTIZERS.get(name, quantizer) is not quantizer:
+        raise LGQError(f"quantizer {name!r} is {QUANTIZERS[name].__name__} already: choose another name.")
+    QUANTIZERS[name] = quantizer
 
 
 def build_quantizer(name: str, dim: int, codebook_size: int, **options: Any) -> Quantizer:
-    """The quantizer of that name; options are its constructor's keyword arguments."""
+    """Build the quantizer of that name; options are its constructor's keyword arguments."""
     if name not in QUANTIZERS:
         raise LGQError(f"unknown quantizer {name!r}{_hint(name, list(QUANTIZERS))}.")
     known = [p for p in inspect.signature(QUANTIZERS[name]).parameters if p not in ("dim", "codebook_size")]
     for option in options:
         if option not in known:
             raise LGQError(f"quantizer {name!r} has no option {option!r}{_hint(option, known)}.")
-    quantizer: Quantizer = QUANTIZERS[name](dim, codebook_size, **options)
-    return quantizer
+    return QUANTIZERS[name](dim, codebook_size, **options)
 
 
 def _hint(word: str, known: list[str]) -> str:

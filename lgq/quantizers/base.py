@@ -6,8 +6,9 @@ A linear layer of fixed seed that computes in float32 or better, also where its 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,12 @@ class Quantizer(nn.Module, ABC):
     seed: of the random start, so that two runs begin alike.
     """
 
+    label: ClassVar[str]
+    """Name in tables and figures."""
+    learned_codes: ClassVar[bool] = True
+    """Whether training moves the codes of `codebook`; False for a fixed grid."""
+    scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Options that differ from the constructor's defaults in the named runs of a scale, by scale name."""
     precise: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     dense_matrices: int | None = None

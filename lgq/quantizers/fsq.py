@@ -37,6 +37,8 @@ class FSQ(Quantizer):
     levels: number of values of each quantized channel; their product is the codebook's size.
     """
 
+    label = "FSQ"
+    learned_codes = False
     levels: Tensor
     strides: Tensor
 

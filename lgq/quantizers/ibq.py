@@ -28,6 +28,7 @@ class IBQ(Quantizer):
     init_std: of the normal start of the codes.
     """
 
+    label = "IBQ"
     dense_matrices = 11
 
     def __init__(

@@ -23,6 +23,8 @@ class LFQ(Quantizer):
     inverse_temperature: of the soft assignment softmax(inverse_temperature * 2 <z, code>).
     """
 
+    label = "LFQ"
+    learned_codes = False
     powers: Tensor
     dense_matrices = 7
 

@@ -40,6 +40,7 @@ class LGQ(StartsFromData):
     sync_usage: diversity over the tokens of all processes, instead of each for itself.
     """
 
+    label = "LGQ"
     tau: Tensor
     precise = ("tau",)
     dense_matrices = 6

@@ -30,6 +30,9 @@ class Residual(Quantizer):
     Nothing is detached on the way: the gradient is that of the sum of the stages' outputs.
     """
 
+    label = "Residual"
+    learned_codes = False  # each stage has a codebook of its own
+
     def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int = -1, dropout: float = 0.0):
         if isinstance(stages, nn.Module):
             raise LGQError("stages must be a list of quantizers, got one: write Residual([...]).")

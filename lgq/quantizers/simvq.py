@@ -28,6 +28,7 @@ class SimVQ(Quantizer):
     commitment_weight: within the loss, of the term that moves vectors to codes.
     """
 
+    label = "SimVQ"
     rows: Tensor
     dense_matrices = 3
 

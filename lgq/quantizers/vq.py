@@ -35,6 +35,7 @@ class VQ(StartsFromData):
     init: `normal` codes of unit norm on average, or `kmeans` centres of the first training batch.
     """
 
+    label = "VQ"
     codebook: Tensor
     counts: Tensor
     sums: Tensor
@@ -138,3 +139,34 @@ class VQ(StartsFromData):
         self.codebook.copy_(codes)
         self.sums.copy_(codes)
         self.counts.fill_(1.0)
+
+
+class RotVQ(VQ):
+    """VQ with the rotation trick, in the setting of the LGQ paper's comparison."""
+
+    label = "RotVQ"
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        gradient: Gradient = "rotation",
+        decay: float = 0.8,
+        commitment_weight: float = 1.0,
+        restart_below: float | None = None,
+        init: Init = "normal",
+        seed: int = 0,
+    ):
+        super().__init__(
+            dim,
+            codebook_size,
+            channel_dim=channel_dim,
+            gradient=gradient,
+            decay=decay,
+            commitment_weight=commitment_weight,
+            restart_below=restart_below,
+            init=init,
+            seed=seed,
+        )

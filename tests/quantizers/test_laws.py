@@ -8,7 +8,8 @@ import torch
 from quantizer_family import DIM
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lgq.quantizers import QUANTIZERS, Residual
+from lgq.errors import LGQError
+from lgq.quantizers import FSQ, QUANTIZERS, Residual, build_quantizer, register
 from lgq.quantizers.base import Quantized
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
@@ -292,8 +293,15 @@ def test_bad_indices_are_refused_by_name(build):
         quantizer.decode(good.float())
 
 
-def test_the_registry_has_the_paper_s_seven():
+def test_the_registry_has_the_paper_s_seven_and_what_is_added(monkeypatch):
     assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq"]
+    monkeypatch.setattr("lgq.quantizers.QUANTIZERS", dict(QUANTIZERS))
+    register("mine", type("Mine", (FSQ,), {"label": "Mine"}))
+    assert build_quantizer("mine", DIM, 32).label == "Mine"
+    with pytest.raises(LGQError, match="'lgq' is LGQ already: choose another name"):
+        register("lgq", FSQ)
+    with pytest.raises(LGQError, match=r"'bare' has no label: set Bare.label"):
+        register("bare", type("Bare", (FSQ,), {"label": ""}))
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
