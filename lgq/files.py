@@ -13,7 +13,41 @@ from typing import Any
 
 from lgq.errors import LGQError
 
+_WAYS_OUT = {
+    errno.ENOSPC: "free space, then run the same command again",
+    errno.EDQUOT: "free space, then run the same command again",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EROFS: "choose a path on a writable disk",
+    errno.ENOENT: "check the path",
+}
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+class DiskError(LGQError, OSError):
+    """A path that the operating system refuses: missing, forbidden, or on a full disk; the message names it.
+
+    Also an `OSError` with the `errno` of its cause, for callers that handle some of them.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@contextmanager
+def named_disk_errors(path: str | Path, way_out: str = "") -> Iterator[None]:
+    """Turn an `OSError` inside the block into a `DiskError` that names the path, the reason and a way out.
+
+    path: what the block reads or writes; the file that the system names, if any, is shown instead.
+    """
+    try:
+        yield
+    except (DiskError, BrokenPipeError):
+        raise
+    except OSError as error:
+        advice = way_out or _WAYS_OUT.get(error.errno or 0, "check the path, or choose another")
+        named = DiskError(f"cannot use {error.filename or path}: {error.strerror or error}; {advice}.")
+        named.errno, named.strerror = error.errno, error.strerror
+        raise named from error
 
 
 class DamagedFileError(LGQError):
@@ -84,15 +118,16 @@ def write_new_file(path: Path, data: bytes) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file in one step: a reader, or a crash, meets the old content or the new, each whole."""
     partial = beside(path, "partial")
-    try:
-        partial.unlink(missing_ok=True)
-        write_new_file(partial, data)
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
+    with named_disk_errors(path):
+        try:
             partial.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+            write_new_file(partial, data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
 
 
 def replace_json(path: Path, value: Any) -> None:
@@ -155,12 +190,13 @@ def make_directory(path: Path) -> None:
     """Create a directory and its missing parents, each durable; another process may do so meanwhile."""
     if not path.is_dir():
         make_directory(path.parent)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            if not path.is_dir():
-                raise
-        sync_directory(path.parent)
+        with named_disk_errors(path):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not path.is_dir():
+                    raise
+            sync_directory(path.parent)
 
 
 def beside(path: Path, role: str) -> Path:

@@ -59,7 +59,9 @@ _log = logging.getLogger(__name__)
 
 
 class DivergedError(RunError):
-    """A term of the loss is no number any more; the last good checkpoint stands."""
+    """A term of the loss is NaN or infinite; the last good checkpoint stands."""
+
+    exit_code = 1
 
 
 def run_loop(trainee: Trainee, settings: LoopSettings, out: str | Path, resume: Resume = "auto") -> Outcome:

@@ -10,6 +10,7 @@ from faulty_disk import FAULTS, FaultyDisk, disks_with
 
 from lgq.files import (
     DamagedFileError,
+    DiskError,
     Fingerprint,
     make_directory,
     replace_directory,
@@ -148,5 +149,5 @@ def test_a_directory_that_another_process_makes_meanwhile_is_as_good(tmp_path, m
 
 def test_a_file_in_the_place_of_a_directory_is_not_taken_for_one(tmp_path):
     (tmp_path / "a").touch()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(DiskError, match="File exists"):
         make_directory(tmp_path / "a")

@@ -1,0 +1,38 @@
+"""The public API: what `import lgq` offers, and that it loads nothing before it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lgq
+
+
+def test_importing_the_package_imports_nothing_else():
+    """So it takes less than 1.3 times `import torch`, by any measure."""
+    code = "import sys, lgq; print([m for m in sys.modules if m.startswith('lgq.') or m == 'torch'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", lgq.__all__)
+def test_every_public_name_is_there_and_has_a_docstring(name):
+    assert getattr(lgq, name).__doc__
+    assert name in dir(lgq)
+
+
+def test_type_checkers_see_what_is_loaded_at_run_time():
+    tree = ast.parse(Path(lgq.__file__).read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.name: node.module for node in checked.body for name in node.names}
+    assert seen == lgq._MODULE_OF
+    assert sorted(lgq.__all__) == sorted(seen)
+
+
+def test_modules_are_attributes_and_unknown_names_are_not():
+    assert lgq.quantizers.VQ is lgq.VQ
+    assert lgq.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        lgq.nonsense  # noqa: B018
