@@ -1,5 +1,8 @@
 """Refusals of bad settings and input: each names the value, the rule and the way out."""
 
+import difflib
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -34,6 +37,14 @@ def require_between(lowest: float, highest: float, **values: float) -> None:
     for name, value in values.items():
         if not lowest <= value <= highest:
             raise LGQError(f"{name} must lie in {lowest}..{highest}, got {value}.")
+
+
+def require_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is not among those known, and suggest the closest one."""
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
+        raise LGQError(f"unknown {kind} {name!r}: {hint}")
 
 
 def require_one_of(choices: tuple[str, ...], **values: str) -> None:

@@ -1,4 +1,4 @@
-"""Named runs: one for each scale and quantizer, alike but for the quantizer."""
+"""Named runs: one per scale and quantizer, alike except for the quantizer, and changed by option names."""
 
 from dataclasses import replace
 
@@ -6,100 +6,126 @@ import pytest
 import torch
 
 from lgq.config import from_json, to_json
+from lgq.errors import LGQError
+from lgq.models.sampling import Sampling
 from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
-from lgq.runs import GENERATORS, RUNS, imagenet256, named_generator, named_run, pocket
+from lgq.runs import GENERATORS, SCALES, imagenet256, named_generator, named_run, pocket, run, tokenizer_names
 from lgq.tokenizer import Tokenizer
-from lgq.training.settings import GeneratorRun
-from lgq.training.tokenizer_trainer import TokenizerRun
+from lgq.training.losses import LossWeights
+from lgq.training.settings import GeneratorRun, TokenizerRun
 
 
-def parameters(run: TokenizerRun) -> dict[str, int]:
+def parameters(tokenizer_run: TokenizerRun) -> dict[str, int]:
+    settings = (tokenizer_run.backbone, tokenizer_run.quantizer, tokenizer_run.codebook_size)
     with torch.device("meta"):
-        return Tokenizer(run.backbone, run.quantizer, run.codebook_size).parameter_counts()
+        return Tokenizer(*settings).parameter_counts()
 
 
-def test_every_scale_has_every_quantizer():
-    assert set(RUNS) == {f"{scale}-{name}" for scale in ("pocket", "imagenet256") for name in QUANTIZERS}
-    assert len(RUNS) == 14
+def generator_parameters(generator_run: GeneratorRun, codes: int, tokens: int, classes: int) -> int:
+    with torch.device("meta"):
+        network = MaskedTransformer(codes, tokens, classes, generator_run.transformer)
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_differs_from_its_neighbours_in_the_quantizer_alone(name):
-    run = named_run(name)
+def test_every_scale_has_every_quantizer_and_a_generator():
+    assert set(tokenizer_names()) == {f"{scale}-{name}" for scale in SCALES for name in QUANTIZERS}
+    assert len(tokenizer_names()) == 21
+    assert set(SCALES) == set(GENERATORS) == {"smoke", "pocket", "imagenet256"}
+
+
+@pytest.mark.parametrize("name", [*tokenizer_names(), *GENERATORS])
+def test_a_run_survives_json_and_no_changes(name):
+    assert from_json(type(run(name)), to_json(run(name))) == run(name)
+
+
+@pytest.mark.parametrize("name", tokenizer_names())
+def test_runs_of_a_scale_differ_in_the_quantizer_alone(name):
     scale, quantizer = name.split("-")
-    assert run.quantizer == quantizer
-    assert replace(run, quantizer="lgq") == named_run(f"{scale}-lgq")
+    base = named_run(f"{scale}-lgq")
+    assert named_run(name).quantizer == quantizer
+    assert replace(named_run(name), quantizer="lgq", quantizer_options=base.quantizer_options) == base
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_survives_json(name):
-    assert from_json(TokenizerRun, to_json(named_run(name))) == named_run(name)
+def test_a_scale_takes_the_options_that_the_class_of_a_quantizer_sets_for_it(monkeypatch):
+    class Toy(QUANTIZERS["lgq"]):
+        scale_defaults = {"pocket": {"tau_end": 0.2}}  # noqa: RUF012
+
+    monkeypatch.setitem(QUANTIZERS, "toy", Toy)
+    assert "pocket-toy" in tokenizer_names()
+    assert named_run("pocket-toy").quantizer_options == {"tau_end": 0.2}
+    assert pocket("toy", budget="table").quantizer_options == {"tau_end": 0.2}
+    assert named_run("imagenet256-toy").quantizer_options == named_run("smoke-toy").quantizer_options == {}
 
 
 def test_imagenet256_is_the_run_of_the_paper():
-    run = imagenet256("lgq")
-    counts = parameters(run)
+    paper = imagenet256("lgq")
+    counts, loss = parameters(paper), paper.loss
     assert counts["encoder"] + counts["decoder"] == 27_991_235
-    assert (run.image_size, run.backbone.factor, run.codebook_size, run.batch_size) == (256, 16, 16_384, 8)
-    assert (run.learning_rate, run.schedule.kind, run.schedule.warmup_steps) == (3e-4, "constant", 0)
-    loss = run.loss
+    assert (paper.image_size, paper.backbone.factor, paper.codebook_size) == (256, 16, 16_384)
+    assert (paper.batch_size, paper.learning_rate) == (8, 3e-4)
+    assert (paper.schedule.kind, paper.schedule.warmup_steps) == ("constant", 0)
     assert (loss.l1, loss.lpips, loss.gan, loss.discriminator_start) == (1.0, 1.0, 0.1, 10_000)
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_pocket_is_small_and_gives_the_quantizer_as_many_tokens_as_the_paper(quantizer):
-    run = pocket(quantizer)
-    assert 1_000_000 <= sum(parameters(run).values()) <= 3_000_000
-    assert (run.image_size, run.backbone.factor, run.codebook_size) == (64, 8, 1_024)
-    assert run.batch_size * (run.image_size // run.backbone.factor) ** 2 == 2_048
-    assert (run.loss.lpips, run.loss.gan) == (0, 0)
-
-
-def test_an_unknown_run_names_its_nearest_neighbour():
-    with pytest.raises(ValueError, match="unknown run 'poket-lgq': did you mean 'pocket-lgq'"):
-        named_run("poket-lgq")
-
-
-def test_a_name_like_no_other_lists_all():
-    with pytest.raises(ValueError, match=r"choose from pocket-lgq, .*imagenet256-simvq"):
-        named_run("zzz")
-
-
-def generator_parameters(run: GeneratorRun, codes: int, tokens: int, classes: int) -> int:
-    with torch.device("meta"):
-        network = MaskedTransformer(codes, tokens, classes, run.transformer)
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def test_every_scale_has_a_generator():
-    assert set(GENERATORS) == {"pocket", "imagenet256"}
-
-
-@pytest.mark.parametrize("name", GENERATORS)
-def test_a_generator_survives_json(name):
-    assert from_json(GeneratorRun, to_json(named_generator(name))) == named_generator(name)
+    small = pocket(quantizer)
+    assert 1_000_000 <= sum(parameters(small).values()) <= 3_000_000
+    assert (small.image_size, small.backbone.factor, small.codebook_size) == (64, 8, 1_024)
+    assert small.batch_size * (small.image_size // small.backbone.factor) ** 2 == 2_048
+    assert (small.loss.lpips, small.loss.gan) == (0, 0)
 
 
 def test_the_generator_of_imagenet256_is_the_papers():
-    run = named_generator("imagenet256")
-    assert generator_parameters(run, 16_384, 256, 1_000) == pytest.approx(50.8e6, rel=0.02)
-    assert (run.transformer.layers, run.transformer.width) == (12, 512)
-    assert (run.batch_size, run.accumulate, run.learning_rate) == (32, 4, 1e-4)
-    assert (run.label_smoothing, run.label_dropout) == (0.1, 0.1)
-    assert (run.loop.patience, run.sampling.steps, run.sampling.schedule) == (10, 11, "cosine")
+    paper = named_generator("imagenet256")
+    assert generator_parameters(paper, 16_384, 256, 1_000) == pytest.approx(50.8e6, rel=0.02)
+    assert (paper.transformer.layers, paper.transformer.width) == (12, 512)
+    assert (paper.batch_size, paper.accumulate, paper.learning_rate) == (32, 4, 1e-4)
+    assert (paper.label_smoothing, paper.label_dropout) == (0.1, 0.1)
+    assert (paper.loop.patience, paper.sampling.steps, paper.sampling.schedule) == (10, 11, "cosine")
 
 
 def test_the_pocket_generator_is_small_and_otherwise_the_same():
-    run = named_generator("pocket")
-    assert generator_parameters(run, 1_024, 64, 200) == 1_685_824
-    assert (run.transformer.layers, run.transformer.width, run.accumulate) == (3, 192, 1)
-    assert (run.precision, run.loop.steps, run.loop.validate_every) == ("float32", 9_000, 1_000)
+    small, paper = named_generator("pocket"), named_generator("imagenet256")
+    assert generator_parameters(small, 1_024, 64, 200) == 1_685_824
+    assert (small.transformer.layers, small.transformer.width, small.accumulate) == (3, 192, 1)
+    assert (small.precision, small.loop.steps, small.loop.validate_every) == ("float32", 9_000, 1_000)
     same = ("label_smoothing", "label_dropout", "betas", "weight_decay", "flips", "sampling", "sample_images")
-    paper = named_generator("imagenet256")
-    assert all(getattr(run, name) == getattr(paper, name) for name in same)
+    assert all(getattr(small, name) == getattr(paper, name) for name in same)
+
+
+def test_changes_go_by_the_names_of_options():
+    small = pocket("lgq")
+    variant = run("pocket-lgq", codebook_size=4_096, steps=20, learning_rate=1, loss={"l1": 10.0})
+    loop, loss = replace(small.loop, steps=20), replace(small.loss, l1=10.0)
+    assert variant == replace(small, codebook_size=4_096, loop=loop, learning_rate=1, loss=loss)
+    assert run("pocket-lgq", **{"loss.l1": 10.0, "loop.steps": 20}) == replace(small, loss=loss, loop=loop)
+    assert run("pocket-lgq", loss=LossWeights(gan=0.5)).loss == LossWeights(gan=0.5)
+    assert run("pocket-lgq", quantizer_options={"tau_end": 0.2}).quantizer_options["tau_end"] == 0.2
+    assert run("pocket-lgq", **{"backbone.widths": (8, 16, 16, 16)}).backbone.widths == (8, 16, 16, 16)
+    assert run("pocket", sampling=Sampling(steps=3), steps=500).sampling.steps == 3
+    assert run("pocket", minutes=None, patience=2).loop.patience == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("poket-lgq", {}, "unknown run 'poket-lgq': did you mean 'pocket-lgq'"),
+        ("zzz", {}, r"choose from pocket-lgq, .*imagenet256-simvq"),
+        ("pocket-lgq", {"step": 3}, "unknown setting 'step': did you mean 'steps'"),
+        ("pocket-lgq", {"label_dropout": 0.1}, "unknown setting 'label_dropout'"),
+        ("pocket-lgq", {"loss": {"l2": 1.0}}, r"unknown field 'loss.l2': did you mean 'l1'"),
+        ("pocket-lgq", {"steps": "many"}, r"loop.steps must be a whole number, got 'many'"),
+        ("pocket", {"steps": 0}, "steps must be at least 1, got 0"),
+        ("pocket", {"clip": {"norm": 1}}, "clip must be a number"),
+    ],
+)
+def test_mistakes_are_refused_by_name(name, changes, words):
+    with pytest.raises(LGQError, match=words):
+        run(name, **changes)
 
 
 def test_an_unknown_generator_names_its_nearest_neighbour():
-    with pytest.raises(ValueError, match="unknown generator 'pockt': did you mean 'pocket'"):
+    with pytest.raises(LGQError, match="unknown generator 'pockt': did you mean 'pocket'"):
         named_generator("pockt")

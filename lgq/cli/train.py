@@ -12,7 +12,7 @@ from lgq.data import PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError
 from lgq.inference.encode import tokenizer_of
-from lgq.runs import GENERATORS, RUNS, named_generator, named_run
+from lgq.runs import GENERATORS, named_generator, named_run, tokenizer_names
 from lgq.tokenizer import Tokenizer
 from lgq.training.footprint import footprint, generator_footprint
 from lgq.training.generator_trainer import require_fit, train_generator
@@ -29,7 +29,7 @@ class Train:
     """Train a tokenizer into a run directory; the same command continues a run that was stopped."""
 
     name: Name
-    """A scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ..."""
+    """A scale (pocket, imagenet256, smoke) and a quantizer: pocket-lgq, imagenet256-fsq, ..."""
     data: str
     """Images to train on: a folder, a shard pattern such as train-{000..005}.tar, a stream of such shards,
     'pipe:curl -s URL/train-{000..127}.tar', or `sample`."""
@@ -62,7 +62,7 @@ class TrainGenerator:
     """Train a MaskGIT on the tokens of `lgq encode`; the same command continues a run that was stopped."""
 
     name: Name
-    """The scale: pocket or imagenet256."""
+    """The scale: pocket, imagenet256 or smoke."""
     tokens: Path
     """Directory of tokens to train on."""
     out: Path
@@ -95,7 +95,7 @@ class TrainGenerator:
 
 
 FAMILIES = {
-    "train": Family(Train, RUNS, named_run),
+    "train": Family(Train, tokenizer_names(), named_run),
     "train-generator": Family(TrainGenerator, tuple(GENERATORS), named_generator),
 }
 """Commands whose defaults a named run decides."""
