@@ -1,18 +1,28 @@
-"""Files that survive a crash: whole or absent, on the disk before anything relies on them, known by hash."""
+"""Files that survive a crash: whole or absent, on the disk before anything relies on them, known by hash.
+
+A directory can carry a manifest, which tells damage from what was written, and a lock, which keeps a second
+process out.
+"""
 
 import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lgq.config import ConfigError, from_json
 from lgq.errors import LGQError
 
+LOCK_FILE, MANIFEST = ".lock", "manifest.json"
+MANIFEST_FORMAT = 1
 _WAYS_OUT = {
     errno.ENOSPC: "free space, then run the same command again",
     errno.EDQUOT: "free space, then run the same command again",
@@ -21,6 +31,10 @@ _WAYS_OUT = {
     errno.ENOENT: "check the path",
 }
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
+_NO_SUCH_LOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+_log = logging.getLogger(__name__)
+_held_locks: set[int] = set()
 
 
 class DiskError(LGQError, OSError):
@@ -51,12 +65,20 @@ def named_disk_errors(path: str | Path, way_out: str = "") -> Iterator[None]:
 
 
 class DamagedFileError(LGQError):
-    """A file that is not what was written; the message goes on after the file's name."""
+    """A file that is not what was written; the message continues the name of the file."""
+
+
+class DamagedDirectoryError(LGQError):
+    """A directory whose files are not those of its manifest; the message is a whole sentence."""
+
+
+class LockError(LGQError):
+    """A directory that another process holds, or that cannot be locked."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells a file from every other one."""
+    """Size and hash of a file."""
 
     size: int
     sha256: str
@@ -71,11 +93,68 @@ class Fingerprint:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(os.fstat(file.fileno()).st_size, digest)
 
-    def require(self, found: "Fingerprint") -> None:
-        if found.size != self.size:
-            raise DamagedFileError(f"has {found.size:,} bytes instead of {self.size:,}")
-        if found != self:
+    def require(self, actual: "Fingerprint") -> None:
+        if actual.size != self.size:
+            raise DamagedFileError(f"has {actual.size:,} bytes instead of {self.size:,}")
+        if actual != self:
             raise DamagedFileError("has other bytes than were written")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files of a checkpoint or of published weights, with the step and the processes that they come from."""
+
+    format_version: int
+    step: int
+    world_size: int
+    files: dict[str, Fingerprint]
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest":
+        """Read manifest.json; a single wrong bit in it is an error."""
+        with damage_named(directory, MANIFEST):
+            content = unsealed_json((directory / MANIFEST).read_bytes())
+        version = content.get("format_version")
+        if version != MANIFEST_FORMAT:
+            rule = f"this lgq reads format {MANIFEST_FORMAT}"
+            raise LGQError(f"{directory} has format {version!r:.40}, {rule}: use the lgq that wrote it.")
+        try:
+            files = content.get("files")
+            if isinstance(files, dict):
+                files = {name: from_json(Fingerprint, fields) for name, fields in files.items()}
+            manifest = from_json(cls, content | {"files": files})
+        except ConfigError as error:
+            raise DamagedDirectoryError(f"{directory} is damaged: {MANIFEST} is none ({error}).") from error
+        numbers = (manifest.step, manifest.world_size, *(file.size for file in manifest.files.values()))
+        if min(numbers) < 0 or max(numbers) >= 2**63:
+            raise DamagedDirectoryError(f"{directory} is damaged: {MANIFEST} has a number that cannot be.")
+        for name in manifest.files:
+            if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+                raise DamagedDirectoryError(f"{directory} is damaged: {name!r:.100} is no file within it.")
+        return manifest
+
+    def write(self, directory: Path) -> None:
+        """Write manifest.json and read it back."""
+        write_new_file(directory / MANIFEST, sealed_json(asdict(self)))
+        Manifest.read(directory)
+
+    def verify(self, directory: Path) -> None:
+        """Read every byte of every file; a `DamagedDirectoryError` names the first that differs."""
+        for name, fingerprint in self.files.items():
+            with damage_named(directory, name):
+                fingerprint.require(Fingerprint.of_file(directory / name))
+
+
+@contextmanager
+def damage_named(directory: Path, name: str) -> Iterator[None]:
+    """Name the directory and the file in errors of reading that file."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{name:.100} cannot be read ({error.strerror})"
+        raise DamagedDirectoryError(f"{directory} is damaged: {reason}.") from error
+    except DamagedFileError as error:
+        raise DamagedDirectoryError(f"{directory} is damaged: {name:.100} {error}.") from error
 
 
 def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
@@ -226,3 +305,65 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def directory_lock(directory: str | Path) -> Iterator[None]:
+    """Keep a directory, which is made if missing, to this process for the length of a block.
+
+    The operating system releases the lock when its holder dies. The file stays, and means nothing by itself.
+    """
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        way_out = "make the directory writable, or choose another"
+        raise LockError(f"cannot lock {directory}: {error.strerror}; {way_out}.") from error
+    _held_locks.add(descriptor)
+    try:
+        _acquire_lock(descriptor, directory)
+        # Only the error of the next process reads this, so a full disk is no reason to stop here.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+        yield
+    finally:
+        _release_lock(descriptor)
+
+
+def _acquire_lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        way_out = "wait for it, stop it, or choose another directory"
+        raise LockError(f"{directory} is in use by {_lock_holder(descriptor)}: {way_out}.") from error
+    except OSError as error:
+        if error.errno not in _NO_SUCH_LOCK:
+            raise LockError(f"cannot lock {directory}: {error.strerror}; choose another one.") from error
+        _log.warning("the file system of %s has no locks: start no second process there", directory)
+
+
+def _lock_holder(descriptor: int) -> str:
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "another process"  # which has not written its name yet
+
+
+def _release_lock(descriptor: int) -> None:
+    if descriptor in _held_locks:
+        _held_locks.remove(descriptor)
+        # The lock is gone even where closing fails, and nothing may hide the error that led here.
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def _leave_locks_to_the_parent() -> None:
+    # A data worker that outlives a killed trainer would keep the lock for it.
+    for descriptor in list(_held_locks):
+        _release_lock(descriptor)
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)

@@ -1,32 +1,79 @@
-"""Files of a trained model: config.json and model.safetensors, in a directory or on the Hugging Face Hub.
+"""Saved models: config.json and model.safetensors, in a directory, in a run or on the Hugging Face Hub.
 
-Nothing is ever unpickled.
+Nothing is ever unpickled. A run directory holds its settings (config.json, environment.json) and publishes
+weights in best/ (the best validation) and last/ (the last checkpoint), each with a manifest.
 """
 
+import hashlib
+import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import huggingface_hub
 import torch
+from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from lgq.config import ConfigError
+from lgq.distributed import world_size
 from lgq.errors import LGQError
+from lgq.files import (
+    MANIFEST,
+    MANIFEST_FORMAT,
+    DamagedDirectoryError,
+    Fingerprint,
+    Manifest,
+    replace_directory,
+    replace_file,
+)
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, ENVIRONMENT = "config.json", "model.safetensors", "environment.json"
+BEST, LAST = "best", "last"
+TOKENIZER = "tokenizer"
+"""Directory with a copy of the tokenizer, beside tokens and beside the weights of a generator."""
+
+WeightsChoice = Literal["best", "last"]
+"""Weights of a run: those of the best validation, or those of the last checkpoint."""
+ModelKind = Literal["tokenizer", "generator"]
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CARD = """\
+---
+{{ card_data }}
+---
+
+# {{ title }}
+
+{{ text }} Made with `lgq`, a library of discrete image tokenizers.
+
+```python
+{{ example }}
+```
+
+Configuration:
+
+```json
+{{ configuration }}
+```
+
+License: MIT.
+"""
+
+Model = TypeVar("Model", bound="HubModel")
+_log = logging.getLogger(__name__)
 
 
 class PretrainedError(LGQError):
-    """Files that make no model; says which, and the way out."""
+    """Files that make no model."""
 
 
 class HubOptions(TypedDict, total=False):
-    """Of `huggingface_hub.hf_hub_download`."""
+    """Options of `huggingface_hub.hf_hub_download`."""
 
     force_download: bool
     token: str | bool | None
@@ -35,21 +82,87 @@ class HubOptions(TypedDict, total=False):
     revision: str | None
 
 
-def find_file(source: str | Path, name: str, options: HubOptions) -> Path:
-    """A file of a directory, or of owner/name on the Hub. A directory is read without the network.
+class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit", model_card_template=_CARD):
+    """Base of models that `save_pretrained` writes and `from_pretrained` reads."""
 
-    Where a directory `owner` is at hand, owner/name is a path.
+    settings: dict[str, Any]
+    """What config.json holds; a subclass sets it last in its constructor, with `_set_settings`."""
+
+    def _set_settings(self, settings: dict[str, Any]) -> None:
+        self.settings = self._hub_mixin_config = settings
+
+    def _saved_network(self) -> nn.Module:
+        """Return the part whose weights model.safetensors holds."""
+        return self
+
+    def _card(self) -> dict[str, str]:
+        """Return title, text and example of the model card."""
+        raise NotImplementedError
+
+    @classmethod
+    def _load(cls: type[Model], find: Callable[[str], Path]) -> Model:
+        """Load the model from its files, each found by its name."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # settings come from the file alone
+        cls: type[Model],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        map_location: str | torch.device = "cpu",
+        **options: Unpack[HubOptions],
+    ) -> Model:
+        """Load a saved model from a directory, or from owner/name on the Hugging Face Hub, in eval mode.
+
+        map_location: the device.
+        """
+        source = pretrained_model_name_or_path
+        return cls._load(lambda name: find_file(source, name, options)).to(map_location)
+
+    def fingerprint(self) -> str:
+        """Return the sha256 (hex) of settings and weights: equal for models that save the same files.
+
+        Device and memory format do not matter; dtype does.
+        """
+        return self._fingerprint_with(self.settings)
+
+    def _fingerprint_with(self, settings: dict[str, Any]) -> str:
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for name, tensor in sorted(self._saved_network().state_dict().items()):
+            digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        tensors = self._saved_network().state_dict().items()
+        replace_file(save_directory / WEIGHTS, save({name: tensor.contiguous() for name, tensor in tensors}))
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        configuration = json.dumps(self.settings, indent=2, sort_keys=True)
+        return super().generate_model_card(*args, configuration=configuration, **self._card(), **kwargs)
+
+
+def find_file(source: str | Path, name: str, options: HubOptions | None = None) -> Path:
+    """Return a file of a directory, or of owner/name on the Hub. A directory is read without the network.
+
+    Where a directory `owner` exists, owner/name is a path.
     """
     folder = Path(source)
     if folder.is_dir():
-        return _find_in(folder, name)
+        if (folder / name).is_file():
+            return folder / name
+        better = [folder / part for part in (BEST, LAST) if (folder / part / name).is_file()]
+        way_out = (
+            f"did you mean {better[0]}?" if better else "save_pretrained writes one; no pickle is loaded."
+        )
+        raise PretrainedError(f"{folder} has no {name}: {way_out}")
     # A mistyped path must not cost the half minute in which the Hub is tried again and again.
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
         raise PretrainedError(
             f"there is no directory {source}: name one that save_pretrained wrote, or owner/name on the Hub."
         )
     try:
-        return Path(huggingface_hub.hf_hub_download(repo_id=source, filename=name, **options))
+        return Path(huggingface_hub.hf_hub_download(repo_id=source, filename=name, **(options or {})))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise PretrainedError(
@@ -57,48 +170,62 @@ def find_file(source: str | Path, name: str, options: HubOptions) -> Path:
         ) from error
 
 
-def _find_in(folder: Path, name: str) -> Path:
-    if (folder / name).is_file():
-        return folder / name
-    better = [folder / part for part in ("best", "last") if (folder / part / name).is_file()]
-    advice = f"did you mean {better[0]}?" if better else "save_pretrained writes one; pickles are not loaded."
-    raise PretrainedError(f"{folder} has no {name}: {advice}")
+def build_pretrained(build: Callable[[], Model], config: Path, weights: Path) -> Model:
+    """Build a model from the settings and the weights of two files, in eval mode.
+
+    The global random generators stay as they are.
+    """
+    try:
+        # The initial weights are about to be overwritten.
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):  # wrong settings must not take memory
+                expected = build()._saved_network().state_dict()
+            _require_shapes(expected, weights)
+            model = build()
+    except PretrainedError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+        raise no_such_model(config, error) from error
+    _load_weights(model._saved_network(), weights)
+    return model.eval()
 
 
-def require_weights_of(build: Callable[[], nn.Module], file: Path) -> None:
-    """Refuse settings that a file's weights are not of, before a network of any size takes memory."""
-    with torch.device("meta"):
-        expected = build().state_dict()
+def no_such_model(config: Path, error: Exception) -> PretrainedError:
+    reason = " ".join(str(error).split())
+    return PretrainedError(f"{config} describes no model that this lgq knows: {reason:.400}")
+
+
+def _require_shapes(expected: dict[str, Tensor], file: Path) -> None:
     try:
         with safe_open(file, "pt") as weights:
-            found = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+            actual = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
+        raise _damaged_weights(file, error) from error
     _require_fit(
         {name: f"numbers of shape {tuple(tensor.shape)}" for name, tensor in expected.items()},
-        {name: f"numbers of shape {tuple(shape)}" for name, shape in found.items()},
+        {name: f"numbers of shape {tuple(shape)}" for name, shape in actual.items()},
         file,
     )
 
 
-def load_weights(module: nn.Module, file: Path) -> None:
-    """Take over the tensors of a file, which must be the module's own in name and shape."""
+def _load_weights(network: nn.Module, file: Path) -> None:
+    """Load the tensors of a file, which must have the network's names and shapes."""
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-    _require_fit(_kinds(module.state_dict()), _kinds(tensors), file)
-    # `assign` keeps the dtypes of the file; the copy frees us from it, for it may be replaced.
-    module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+        raise _damaged_weights(file, error) from error
+    _require_fit(_kinds(network.state_dict()), _kinds(tensors), file)
+    # `assign` keeps the dtypes of the file; the copy outlives the file, which may be replaced.
+    network.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
 
 
-def _damaged(file: Path, error: Exception) -> PretrainedError:
+def _damaged_weights(file: Path, error: Exception) -> PretrainedError:
     return PretrainedError(f"{file} is damaged or cut short ({error!s:.300}): copy it again.")
 
 
-def _require_fit(expected: dict[str, str], found: dict[str, str], file: Path) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        wanted, given = expected.get(name, "nothing"), found.get(name, "nothing")
+def _require_fit(expected: dict[str, str], actual: dict[str, str], file: Path) -> None:
+    for name in sorted(expected.keys() | actual.keys()):
+        wanted, given = expected.get(name, "nothing"), actual.get(name, "nothing")
         if wanted != given:
             raise PretrainedError(
                 f"{file} does not fit {CONFIG} beside it: of {name:.100} it holds {given:.100}, "
@@ -107,8 +234,133 @@ def _require_fit(expected: dict[str, str], found: dict[str, str], file: Path) ->
 
 
 def _kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
-    return {name: _kind(tensor) for name, tensor in tensors.items()}
+    return {
+        name: f"{'numbers' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"
+        for name, tensor in tensors.items()
+    }
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{'numbers' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"
+def published_weights(source: str | Path, weights: WeightsChoice = "best") -> str | Path:
+    """Return the directory of a run's published weights, verified; what is no run is returned as it is.
+
+    A run that was not validated yet has last weights only: they then stand for the best.
+    """
+    run = Path(source)
+    if not _is_run(run):
+        return source
+    order = (BEST, LAST) if weights == "best" else (LAST,)
+    published = [run / name for name in order if (run / name / WEIGHTS).is_file()]
+    if not published:
+        raise PretrainedError(f"{run} holds no {weights} weights yet: let it train to its first checkpoint.")
+    if published[0].name != weights:
+        _log.warning("%s has no %s weights yet: taking the %s ones", run, weights, published[0].name)
+    _verify_published(published[0])
+    return published[0]
+
+
+def _verify_published(directory: Path) -> None:
+    # Twice: a run that is training may have replaced them meanwhile.
+    for last in (False, True):
+        if not (directory / MANIFEST).is_file():  # earlier versions wrote none
+            return
+        try:
+            Manifest.read(directory).verify(directory)
+            return
+        except DamagedDirectoryError as error:
+            if last:
+                way_out = "restore it from a copy, or resume the run, which writes its last weights again"
+                raise PretrainedError(f"{str(error).removesuffix('.')}: {way_out}.") from error
+
+
+def seal(directory: Path, step: int) -> None:
+    """Write the manifest of weights that a run publishes."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    fingerprints = {path.relative_to(directory).as_posix(): Fingerprint.of_file(path) for path in files}
+    Manifest(MANIFEST_FORMAT, step, world_size(), fingerprints).write(directory)
+
+
+def model_kind(source: str | Path) -> ModelKind:
+    """Tell a tokenizer from a generator by the config.json of a run, a saved model or a model on the Hub."""
+    return "generator" if "transformer" in _read_config(find_file(source, CONFIG)) else "tokenizer"
+
+
+def require_kind(source: str | Path, expected: ModelKind) -> None:
+    # A model on the Hub, or a directory without settings, fails when it is loaded.
+    if (Path(source) / CONFIG).is_file() and (kind := model_kind(source)) != expected:
+        way_out = {
+            "tokenizer": "give the one that made its tokens, such as the tokenizer/ beside its weights",
+            "generator": "give what `lgq train-generator` made from its tokens",
+        }
+        raise PretrainedError(f"{source} is a {kind}, and this needs a {expected}: {way_out[expected]}.")
+
+
+def run_settings(source: str | Path) -> dict[str, Any] | None:
+    """Return the resolved settings of a run directory; None for anything else."""
+    if not _is_run(Path(source)):
+        return None
+    settings = _read_config(Path(source) / CONFIG)
+    try:
+        int(settings["image_size"])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise _damaged_config(Path(source) / CONFIG) from error
+    return settings
+
+
+def image_size_of(source: str | Path, given: int | None = None) -> int:
+    """Return the image size that a user gives, else that of the images that a tokenizer's run trained on."""
+    require_kind(source, "tokenizer")
+    if given is not None:
+        return given
+    settings = run_settings(source)
+    if settings is None:
+        raise PretrainedError(f"{source} is not a run, so its image size is unknown: give --image-size.")
+    return int(settings["image_size"])
+
+
+def run_directory_of(source: str | Path) -> Path:
+    """Return the run to which published weights belong; any other directory is returned as it is."""
+    folder = Path(source)
+    return folder.parent if folder.name in (BEST, LAST) and _is_run(folder.parent) else folder
+
+
+def _is_run(folder: Path) -> bool:
+    described = (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
+    return described and not (folder / WEIGHTS).is_file()
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged_config(file) from error
+    if not isinstance(settings, dict):
+        raise _damaged_config(file)
+    return settings
+
+
+def _damaged_config(file: Path) -> ConfigError:
+    return ConfigError(f"{file} is damaged, or belongs to no run: copy it again.")
+
+
+def require_room_for_copy(tokenizer: HubModel, folder: Path) -> bool:
+    """Tell whether a directory still lacks its copy of the tokenizer; another model there is an error."""
+    place = folder / TOKENIZER
+    if not place.exists():
+        return True
+    try:
+        present = type(tokenizer).from_pretrained(place).fingerprint()
+    except (LGQError, OSError):
+        present = None
+    if present != tokenizer.fingerprint():
+        raise PretrainedError(
+            f"{place} holds something else, where a copy of the tokenizer would come: "
+            "choose another directory, or move it away."
+        )
+    return False
+
+
+def copy_tokenizer(tokenizer: HubModel, folder: Path) -> None:
+    """Write the copy, whole or not at all, where there is none yet."""
+    if require_room_for_copy(tokenizer, folder):
+        with replace_directory(folder / TOKENIZER) as directory:
+            tokenizer.save_pretrained(directory)

@@ -9,62 +9,40 @@ b = images, h w = tokens along the height and the width, n = tokens of an image,
 Images are RGB in [-1, 1].
 """
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Unpack
 
 import torch
-from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from jaxtyping import Bool, Float, Int64
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
 from lgq.config import from_json, to_json
 from lgq.errors import LGQError
-from lgq.files import replace_file
-from lgq.hub import CONFIG, WEIGHTS, HubOptions, PretrainedError, find_file, load_weights, require_weights_of
+from lgq.hub import (
+    CONFIG,
+    TOKENIZER,
+    WEIGHTS,
+    HubModel,
+    PretrainedError,
+    WeightsChoice,
+    build_pretrained,
+    copy_tokenizer,
+    no_such_model,
+    published_weights,
+    require_kind,
+    require_room_for_copy,
+)
 from lgq.models.modes import in_eval_mode
 from lgq.models.sampling import Sampling, sample_tokens
 from lgq.models.transformer import MaskedTransformer, TransformerSettings
-from lgq.tokenizer import COPY, Tokenizer, leave_copy, require_room_for_copy
+from lgq.tokenizer import Tokenizer
 
 _PAPER, _DEFAULT = TransformerSettings(), Sampling()
-_CARD = """\
----
-{{ card_data }}
----
-
-# Image generator: MaskGIT, {{ size }} x {{ size }} pixels
-
-Draws images of {{ classes }} class(es) as {{ shape }} tokens, and fills in parts of images. Made with
-`lgq`, a library of discrete image tokenizers. The tokenizer is in `tokenizer/`.
-
-```python
-import torch
-from lgq import MaskGIT
-
-maskgit = MaskGIT.from_pretrained("path/to/this/directory")  # or its owner/name on the Hub
-images = maskgit.generate(torch.tensor([0]))  # classes; images (1, 3, {{ size }}, {{ size }}) in [-1, 1]
-```
-
-Configuration:
-
-```json
-{{ configuration }}
-```
-
-License: MIT.
-"""
-
-
-class GeneratorError(LGQError):
-    """What a generator cannot draw; says what, and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +55,7 @@ class _Settings:
     transformer: TransformerSettings = field(default_factory=TransformerSettings)
 
 
-class MaskGIT(
-    nn.Module,
-    PyTorchModelHubMixin,
-    library_name="lgq",
-    license="mit",
-    tags=["image-generation", "masked-image-modeling"],
-    model_card_template=_CARD,
-):
+class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     """A transformer that predicts tokens, and the tokenizer that they belong to.
 
     tokenizer: from here on frozen, and in eval mode.
@@ -106,11 +77,11 @@ class MaskGIT(
     ):
         super().__init__()
         if isinstance(classes, str):
-            raise GeneratorError(f"classes must be a name each, got one string: write ({classes!r},).")
+            raise LGQError(f"classes must be a name each, got one string: write ({classes!r},).")
         require_at_least(1, image_size=image_size, classes=len(classes))
         if image_size % tokenizer.factor:
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
-            raise GeneratorError(f"image_size must be {rule}, got {image_size}.")
+            raise LGQError(f"image_size must be {rule}, got {image_size}.")
         self.image_size, self.classes = image_size, tuple(classes)
         side = image_size // tokenizer.factor
         self.token_shape = (side, side) if tokenizer.stages == 1 else (side, side, tokenizer.stages)
@@ -124,8 +95,7 @@ class MaskGIT(
             fingerprint=tokenizer.fingerprint(),
             transformer=transformer,
         )
-        self.settings = to_json(settings)
-        self._hub_mixin_config = self.settings  # what save_pretrained writes
+        self._set_settings(to_json(settings))
 
     def train(self, mode: bool = True) -> "MaskGIT":
         """The tokenizer stays as it is: frozen."""
@@ -160,13 +130,13 @@ class MaskGIT(
     ) -> Int64[Tensor, "b *token_shape"]:
         """New tokens where the mask is true, and all others as they are; of another class, an edit."""
         if tokens.shape[1:] != self.token_shape:
-            raise GeneratorError(
+            raise LGQError(
                 f"tokens must have shape {_shape(self.token_shape)} an image, got "
                 f"{_shape(tokens.shape[1:])}: were they made by another tokenizer, or of other images?"
             )
         if mask.shape != tokens.shape[:3]:
             rule = f"one value for each place of {_shape(tokens.shape[:3])} tokens"
-            raise GeneratorError(f"mask must have {rule}, got shape {_shape(mask.shape)}.")
+            raise LGQError(f"mask must have {rule}, got shape {_shape(mask.shape)}.")
         hidden = mask.reshape(*mask.shape, *[1] * (tokens.ndim - 3)).to(tokens.device)
         return self._fill(tokens.masked_fill(hidden, self.transformer.mask_token), classes, sampling, seed)
 
@@ -187,50 +157,32 @@ class MaskGIT(
             )
         return flat.view(tokens.shape)
 
-    def fingerprint(self) -> str:
-        """sha256 (hex) of settings, weights and tokenizer: equal for generators that draw the same."""
-        digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
-        for name, tensor in sorted(self.transformer.state_dict().items()):
-            digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
-
     def require_classes(self, classes: Sequence[int]) -> None:
         """Refuse numbers of classes that the generator does not have."""
         outside = [number for number in classes if not 0 <= number < len(self.classes)]
         if outside:
-            raise GeneratorError(
+            raise LGQError(
                 f"class {outside[0]} is not among 0..{len(self.classes) - 1}, "
                 f"those of the images that the generator was trained on."
             )
 
-    @classmethod
-    def from_pretrained(  # type: ignore[override]  # settings come from the file alone
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        map_location: str | torch.device = "cpu",
-        **options: Unpack[HubOptions],
-    ) -> "MaskGIT":
-        """The generator of a directory, or of owner/name on the Hugging Face Hub; in eval mode.
+    def _saved_network(self) -> nn.Module:
+        return self.transformer
 
-        map_location: the device.
-        """
-        source = pretrained_model_name_or_path
-        weights, config = (find_file(source, name, options) for name in (WEIGHTS, CONFIG))
-        settings = _read_settings(config)
-        parts = (find_file(source, f"{COPY}/{name}", options) for name in (CONFIG, WEIGHTS))
-        tokenizer = Tokenizer.from_files(*parts)
+    @classmethod
+    def _load(cls, find: Callable[[str], Path]) -> "MaskGIT":
+        weights, config = find(WEIGHTS), find(CONFIG)
+        try:
+            settings = from_json(_Settings, json.loads(config.read_text(encoding="utf-8")))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise no_such_model(config, error) from error
+        tokenizer = Tokenizer._load(lambda name: find(f"{TOKENIZER}/{name}"))
         if tokenizer.fingerprint() != settings.fingerprint:
-            made, given = settings.fingerprint[:12], tokenizer.fingerprint()[:12]
+            expected, actual = settings.fingerprint[:12], tokenizer.fingerprint()[:12]
             raise PretrainedError(
-                f"{source} was trained on tokens of tokenizer {made}, and its {COPY}/ holds {given}: "
-                "copy the directory again, all of it."
+                f"{config.parent} was trained on tokens of tokenizer {expected}, and its {TOKENIZER}/ holds "
+                f"{actual}: copy the directory again, all of it."
             )
-        return cls._of(tokenizer, settings, weights).to(map_location)
-
-    @classmethod
-    def _of(cls, tokenizer: Tokenizer, settings: _Settings, weights: Path) -> "MaskGIT":
         build = partial(
             cls,
             tokenizer,
@@ -238,43 +190,36 @@ class MaskGIT(
             classes=settings.classes,
             transformer=settings.transformer,
         )
-        # The random start is about to be overwritten: the caller's random numbers stay as they were.
-        try:
-            with torch.random.fork_rng(devices=[]):
-                require_weights_of(lambda: build().transformer, weights)
-                maskgit = build()
-        except (PretrainedError, GeneratorError):
-            raise
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            reason = " ".join(str(error).split())
-            raise PretrainedError(
-                f"{weights.parent / CONFIG} describes no generator: {reason:.400}"
-            ) from error
-        load_weights(maskgit.transformer, weights)
-        return maskgit.eval()
+        return build_pretrained(build, config, weights)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         require_room_for_copy(self.tokenizer, save_directory)
-        tensors = {name: tensor.contiguous() for name, tensor in self.transformer.state_dict().items()}
-        replace_file(save_directory / WEIGHTS, save(tensors))
-        leave_copy(self.tokenizer, save_directory)
+        super()._save_pretrained(save_directory)
+        copy_tokenizer(self.tokenizer, save_directory)
 
-    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        return super().generate_model_card(
-            *args,
-            size=self.image_size,
-            classes=len(self.classes),
-            shape=_shape(self.token_shape),
-            configuration=json.dumps(self.settings, indent=2, sort_keys=True),
-            **kwargs,
-        )
+    def _card(self) -> dict[str, str]:
+        size = self.image_size
+        return {
+            "title": f"Image generator: MaskGIT, {size} x {size} pixels",
+            "text": f"Draws images of {len(self.classes)} class(es) as {_shape(self.token_shape)} tokens, "
+            f"and fills in parts of images. The tokenizer is in `{TOKENIZER}/`.",
+            "example": "import torch\nfrom lgq import MaskGIT\n\n"
+            'maskgit = MaskGIT.from_pretrained("path/to/this/directory")  # or its owner/name on the Hub\n'
+            f"images = maskgit.generate(torch.tensor([0]))  # (1, 3, {size}, {size}) in [-1, 1]",
+        }
 
 
-def _read_settings(file: Path) -> _Settings:
-    try:
-        return from_json(_Settings, json.loads(file.read_text(encoding="utf-8")))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PretrainedError(f"{file} describes no generator that this lgq knows: {error!s:.400}") from error
+def load_generator(source: str | Path | MaskGIT, weights: WeightsChoice = "best") -> MaskGIT:
+    """Load the generator of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
+
+    weights: of a run, those of the best validation or those of the last checkpoint.
+
+    A generator that is loaded already is returned as it is.
+    """
+    if isinstance(source, MaskGIT):
+        return source
+    require_kind(source, "generator")
+    return MaskGIT.from_pretrained(published_weights(source, weights))
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -9,64 +9,37 @@ b = images, h w = height and width, of images in pixels and of tokens in tokens.
     tokenizer = Tokenizer.from_pretrained("mine")    # or "owner/name" on the Hugging Face Hub
 
 Images are RGB and float in [-1, 1], of any size that f divides.
-
-The tokenizer beside what was made with it: tokens and generators keep a copy, to be whole on their own.
 """
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import ModelCard, PyTorchModelHubMixin
 from jaxtyping import Float, Int64, Integer
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from lgq.checks import require_at_least, require_at_most
 from lgq.config import from_json, to_json
 from lgq.errors import LGQError
-from lgq.files import replace_directory, replace_file
-from lgq.hub import CONFIG, WEIGHTS, HubOptions, PretrainedError, find_file, load_weights, require_weights_of
+from lgq.hub import (
+    CONFIG,
+    WEIGHTS,
+    HubModel,
+    WeightsChoice,
+    build_pretrained,
+    no_such_model,
+    published_weights,
+    require_kind,
+)
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
 _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no file of settings can ask for a network without end
-_CARD = """\
----
-{{ card_data }}
----
-
-# Image tokenizer: {{ settings.quantizer }}, f = {{ factor }}
-
-Turns an RGB image into a grid of integers, one for every {{ factor }} x {{ factor }} pixels, and such
-a grid back into an image. Made with `lgq`, a library of discrete image tokenizers.
-
-```python
-from lgq import Tokenizer
-
-tokenizer = Tokenizer.from_pretrained("path/to/this/directory")  # or its owner/name on the Hub
-tokens = tokenizer.encode(images)  # images: (b, 3, h, w), float in [-1, 1], sides multiples of {{ factor }}
-images = tokenizer.decode(tokens)
-```
-
-Configuration:
-
-```json
-{{ configuration }}
-```
-
-License: MIT.
-"""
-
-
-class TokenizerError(LGQError):
-    """Tokens or settings that fit no tokenizer; says which, and the way out."""
 
 
 class Tokenized(NamedTuple):
@@ -77,14 +50,7 @@ class Tokenized(NamedTuple):
     """Of the latents: codes, tokens (`indices`) and the quantizer's loss."""
 
 
-class Tokenizer(
-    nn.Module,
-    PyTorchModelHubMixin,
-    library_name="lgq",
-    license="mit",
-    tags=["image-tokenizer", "vector-quantization"],
-    model_card_template=_CARD,
-):
+class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     """Encoder, quantizer and decoder, with one token for every `factor` x `factor` pixels.
 
     backbone: settings of encoder and decoder; by default the paper's ImageNet model.
@@ -111,14 +77,15 @@ class Tokenizer(
         require_at_least(1, stages=stages)
         require_at_most(_MOST_STAGES, stages=stages)
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
-        self.settings = {
-            "backbone": to_json(backbone),
-            "quantizer": quantizer,
-            "codebook_size": codebook_size,
-            "stages": stages,
-            "quantizer_options": to_json(options),
-        }
-        self._hub_mixin_config = self.settings  # what save_pretrained writes
+        self._set_settings(
+            {
+                "backbone": to_json(backbone),
+                "quantizer": quantizer,
+                "codebook_size": codebook_size,
+                "stages": stages,
+                "quantizer_options": to_json(options),
+            }
+        )
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
         self.quantizer = _quantizer(self.settings)
@@ -162,70 +129,37 @@ class Tokenizer(
         return {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
 
     def fingerprint(self) -> str:
-        """sha256 (hex) of settings and weights: equal for tokenizers that save the same files.
-
-        Device and memory format do not matter; dtype does.
-        """
-        digest = hashlib.sha256(json.dumps(_chosen(self.settings), sort_keys=True).encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
-
-    @classmethod
-    def from_pretrained(  # type: ignore[override]  # settings come from the file alone
-        cls,
-        pretrained_model_name_or_path: str | Path,
-        *,
-        map_location: str | torch.device = "cpu",
-        **options: Unpack[HubOptions],
-    ) -> "Tokenizer":
-        """The tokenizer of a directory, or of owner/name on the Hugging Face Hub; in eval mode.
-
-        map_location: the device.
-        """
-        # Weights first: a run's directory has a config.json too, which is not the tokenizer's.
-        weights, config = (
-            find_file(pretrained_model_name_or_path, name, options) for name in (WEIGHTS, CONFIG)
-        )
-        return cls.from_files(config, weights).to(map_location)
+        # Without the defaults: an option that is added later, at its default, changes no fingerprint.
+        options = to_json(_options_of(self.settings["quantizer"])())
+        defaults = {"backbone": to_json(_PAPER), "quantizer_options": options}
+        chosen = {
+            group: {name: value for name, value in self.settings[group].items() if value != values[name]}
+            for group, values in defaults.items()
+        }
+        return self._fingerprint_with(self.settings | chosen)
 
     @classmethod
-    def from_files(cls, config: Path, weights: Path) -> "Tokenizer":
-        """In eval mode; nothing is unpickled."""
-        tokenizer = cls._from_config(config, weights)
-        load_weights(tokenizer, weights)
-        return tokenizer.eval()
-
-    @classmethod
-    def _from_config(cls, file: Path, weights: Path) -> "Tokenizer":
+    def _load(cls, find: Callable[[str], Path]) -> "Tokenizer":
+        # Weights first: a run directory has a config.json too, which is not the tokenizer's.
+        weights, config = find(WEIGHTS), find(CONFIG)
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = json.loads(config.read_text(encoding="utf-8"))
             arguments = vars(from_json(_keywords_of(cls.__init__, but=("self",)), values))
-            # The random start is about to be overwritten: the caller's random numbers stay as they were.
-            with torch.random.fork_rng(devices=[]):
-                require_weights_of(lambda: cls(**arguments), weights)
-                return cls(**arguments)
-        except PretrainedError:
-            raise
-        except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
-            reason = " ".join(str(error).split())
-            raise TokenizerError(
-                f"{file} describes no tokenizer that this lgq knows: {reason:.400}"
-            ) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise no_such_model(config, error) from error
+        return build_pretrained(lambda: cls(**arguments), config, weights)
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        replace_file(save_directory / WEIGHTS, save(tensors))
-
-    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        return super().generate_model_card(
-            *args,
-            factor=self.factor,
-            settings=self.settings,
-            configuration=json.dumps(self.settings, indent=2, sort_keys=True),
-            **kwargs,
-        )
+    def _card(self) -> dict[str, str]:
+        factor = self.factor
+        return {
+            "title": f"Image tokenizer: {self.settings['quantizer']}, f = {factor}",
+            "text": f"Turns an RGB image into a grid of integers, one for every {factor} x {factor} pixels, "
+            "and such a grid back into an image.",
+            "example": "from lgq import Tokenizer\n\n"
+            'tokenizer = Tokenizer.from_pretrained("path/to/this/directory")  # or owner/name on the Hub\n'
+            f"tokens = tokenizer.encode(images)  # (b, 3, h, w) in [-1, 1], sides multiples of {factor}\n"
+            "images = tokenizer.decode(tokens)",
+        }
 
     def _latents(self, images: Tensor) -> Tensor:
         if images.is_floating_point():
@@ -241,6 +175,19 @@ class Tokenizer(
         return images
 
 
+def load_tokenizer(source: str | Path | Tokenizer, weights: WeightsChoice = "best") -> Tokenizer:
+    """Load the tokenizer of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
+
+    weights: of a run, those of the best validation or those of the last checkpoint.
+
+    A tokenizer that is loaded already is returned as it is.
+    """
+    if isinstance(source, Tokenizer):
+        return source
+    require_kind(source, "tokenizer")
+    return Tokenizer.from_pretrained(published_weights(source, weights))
+
+
 def _quantizer(settings: dict[str, Any]) -> Quantizer:
     dim, size = settings["backbone"]["latent_channels"], settings["codebook_size"]
     options = settings["quantizer_options"] | {"channel_dim": 1}
@@ -251,7 +198,7 @@ def _quantizer(settings: dict[str, Any]) -> Quantizer:
 def _options_of(quantizer: str) -> type[Any]:
     """What a tokenizer leaves open of the quantizer's constructor."""
     if quantizer not in QUANTIZERS:
-        raise TokenizerError(f"unknown quantizer {quantizer!r}: choose from {', '.join(QUANTIZERS)}.")
+        raise LGQError(f"unknown quantizer {quantizer!r}: choose from {', '.join(QUANTIZERS)}.")
     return _keywords_of(QUANTIZERS[quantizer], but=("dim", "codebook_size", "channel_dim"))
 
 
@@ -261,51 +208,12 @@ def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> ty
     return make_dataclass("Settings", [(p.name, p.annotation, p.default) for p in keywords], kw_only=True)
 
 
-def _chosen(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings without the defaults: an option that comes later, at its default, changes no fingerprint."""
-    options = _options_of(settings["quantizer"])
-    defaults = {"backbone": to_json(_PAPER), "quantizer_options": to_json(options())}
-    chosen = {
-        group: {name: value for name, value in settings[group].items() if value != defaults[group][name]}
-        for group in defaults
-    }
-    return settings | chosen
-
-
 def _require_tokens(tokens: Tensor, stages: int) -> None:
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise TokenizerError(f"tokens must be integers, got {tokens.dtype}: convert them with .long().")
+        raise LGQError(f"tokens must be integers, got {tokens.dtype}: convert them with .long().")
     axes = "(b, h, w)" if stages == 1 else f"(b, h, w, 1 to {stages} stages)"
     fits = tokens.ndim == 3 if stages == 1 else tokens.ndim == 4 and tokens.shape[3] <= stages
     if not fits or 0 in tokens.shape[1:]:
-        raise TokenizerError(
+        raise LGQError(
             f"tokens must have shape {axes}, got {tuple(tokens.shape)}: were they made by another tokenizer?"
         )
-
-
-COPY = "tokenizer"
-"""Directory of the copy within that of the tokens, or of the generator."""
-
-
-def require_room_for_copy(tokenizer: Tokenizer, folder: Path) -> bool:
-    """Whether a directory still lacks the copy; anything else in its place is refused, and stays as it is."""
-    place = folder / COPY
-    if not place.exists():
-        return True
-    try:
-        there = Tokenizer.from_pretrained(place).fingerprint()
-    except (PretrainedError, TokenizerError, OSError):
-        there = None
-    if there != tokenizer.fingerprint():
-        raise PretrainedError(
-            f"{place} holds something else, where a copy of the tokenizer would come: "
-            "choose another directory, or move it away."
-        )
-    return False
-
-
-def leave_copy(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the copy, whole or not at all, where there is none yet."""
-    if require_room_for_copy(tokenizer, folder):
-        with replace_directory(folder / COPY) as directory:
-            tokenizer.save_pretrained(directory)

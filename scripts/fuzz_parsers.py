@@ -31,19 +31,20 @@ from lgq.data.shards import ShardDataset, expand_braces
 from lgq.data.token_format import HEADER, read_note, shard_name
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
+from lgq.errors import LGQError
 from lgq.experiments.results_directory import RowsError
-from lgq.files import Fingerprint, sealed_json
-from lgq.hub import CONFIG, WEIGHTS, PretrainedError
-from lgq.maskgit import GeneratorError, MaskGIT
+from lgq.files import MANIFEST, Fingerprint, sealed_json
+from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, image_size_of, model_kind
+from lgq.maskgit import MaskGIT
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.report.page import report_page
 from lgq.report.result_set import read_result_set
 from lgq.results import RESULTS, ResultsError, read_results
-from lgq.tokenizer import COPY, Tokenizer, TokenizerError
-from lgq.training.checkpoint import MANIFEST, CheckpointError, Checkpoints, read_manifest
+from lgq.tokenizer import Tokenizer
+from lgq.training.checkpoint import Checkpoints, read_manifest
 from lgq.training.journal import METRICS, open_journal, read_records
-from lgq.training.run_directory import RunError, chosen_image_size, kind_of
+from lgq.training.run_directory import RunError
 from lgq.training.settings import GeneratorRun, TokenizerRun
 from lgq.weights.cache import path_of
 from lgq.weights.convert import WeightsError, inception_features, inception_with_classifier, lpips
@@ -243,8 +244,8 @@ def _run_settings(folder: Path) -> Prepared:
     valid = json.dumps(to_json(seeds.run()), indent=2).encode()
 
     def read() -> None:
-        if kind_of(folder) == "tokenizer":
-            assert isinstance(chosen_image_size(folder, None), int)
+        if model_kind(folder) == "tokenizer":
+            assert isinstance(image_size_of(folder, None), int)
 
     return Prepared([valid], _replacing(folder / CONFIG, read))
 
@@ -386,8 +387,8 @@ def _features(folder: Path) -> Prepared:
     return Prepared([valid], read)
 
 
-_PRETRAINED = (PretrainedError, TokenizerError, GeneratorError)
-_CHECKPOINTS = (CheckpointError,)
+_PRETRAINED = (LGQError,)
+_CHECKPOINTS = (LGQError,)
 _REPORT = (RowsError,)
 _ROW, _PLAN = "rows/{id}.json", "experiments/comparison.json"
 
@@ -417,8 +418,8 @@ PARSERS: dict[str, Parser] = {
     "tokenizer weights": Parser("safetensors", _PRETRAINED, lambda f: _tokenizer(f, WEIGHTS), 6),
     "generator config.json": Parser("json", (*_PRETRAINED, ConfigError), lambda f: _generator(f, CONFIG), 6),
     "generator weights": Parser("safetensors", _PRETRAINED, lambda f: _generator(f, WEIGHTS), 6),
-    "generator's tokenizer": Parser("json", _PRETRAINED, lambda f: _generator(f, f"{COPY}/{CONFIG}"), 6),
-    "run config.json": Parser("json", (ConfigError, RunError), _run_settings),
+    "generator's tokenizer": Parser("json", _PRETRAINED, lambda f: _generator(f, f"{TOKENIZER}/{CONFIG}"), 6),
+    "run config.json": Parser("json", (LGQError,), _run_settings),
     "settings": Parser("json", (ConfigError,), _settings),
     "command line": Parser("words", (SystemExit, ValueError), _command_line, 40),
     "results.jsonl": Parser("lines", (ResultsError,), _results),

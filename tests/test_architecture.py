@@ -28,7 +28,7 @@ TIERS = {
 WITHIN_TIER_ZERO = {
     "checks": {"errors"},
     "config": {"errors"},
-    "files": {"errors"},
+    "files": {"config", "errors"},
     "ops": {"checks", "distributed", "errors"},
     "weights": {"errors", "files", "progress"},
     "results": {"checks", "config", "errors", "files"},

@@ -10,8 +10,8 @@ from huggingface_hub import ModelCard
 from torch import Tensor
 
 from lgq import MaskGIT
+from lgq.errors import LGQError
 from lgq.hub import PretrainedError
-from lgq.maskgit import GeneratorError
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
@@ -143,16 +143,14 @@ def test_another_tokenizer_in_its_place_is_refused(saved: Path) -> None:
 
 def test_a_missing_tokenizer_is_named(saved: Path) -> None:
     shutil.rmtree(saved / "tokenizer")
-    with pytest.raises(PretrainedError, match=r"mine has no tokenizer/config\.json"):
+    with pytest.raises(PretrainedError, match=r"mine has no tokenizer/model\.safetensors"):
         MaskGIT.from_pretrained(saved)
 
 
 def test_the_settings_of_something_else_are_refused(saved: Path) -> None:
     config = saved / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"heads": 3}))
-    with pytest.raises(
-        PretrainedError, match=r"config\.json describes no generator .* unknown field 'heads'"
-    ):
+    with pytest.raises(PretrainedError, match=r"config\.json describes no model .* unknown field 'heads'"):
         MaskGIT.from_pretrained(saved)
 
 
@@ -168,19 +166,19 @@ def test_weights_of_another_size_are_refused(saved: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [2, -1])
 def test_a_class_out_of_range_is_refused(wrong: int) -> None:
-    with pytest.raises(GeneratorError, match=rf"class {wrong} is not among 0\.\.1"):
+    with pytest.raises(LGQError, match=rf"class {wrong} is not among 0\.\.1"):
         build().sample(torch.tensor([0, wrong]), QUICK)
 
 
 def test_a_mask_of_another_size_is_refused() -> None:
     maskgit = build()
     tokens = maskgit.tokenizer.encode(pictures())
-    with pytest.raises(GeneratorError, match=r"mask must have .* 2 x 4 x 4 tokens, got shape 2 x 4 x 3"):
+    with pytest.raises(LGQError, match=r"mask must have .* 2 x 4 x 4 tokens, got shape 2 x 4 x 3"):
         maskgit.inpaint(tokens, torch.zeros(2, 4, 3, dtype=torch.bool), CLASSES)
 
 
 def test_tokens_of_another_grid_are_refused() -> None:
-    with pytest.raises(GeneratorError, match="tokens must have shape 4 x 4 an image, got 5 x 4"):
+    with pytest.raises(LGQError, match="tokens must have shape 4 x 4 an image, got 5 x 4"):
         build().inpaint(
             torch.zeros(2, 5, 4, dtype=torch.int64), torch.zeros(2, 5, 4, dtype=torch.bool), CLASSES
         )
@@ -199,7 +197,7 @@ def test_impossible_settings_are_refused(settings: dict[str, object], message: s
 
 
 def test_a_string_of_classes_is_refused() -> None:
-    with pytest.raises(GeneratorError, match=r"one string: write \('cat',\)"):
+    with pytest.raises(LGQError, match=r"one string: write \('cat',\)"):
         MaskGIT(build().tokenizer, image_size=SIDE, classes="cat")
 
 

@@ -16,10 +16,11 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lgq.errors import LGQError
 from lgq.hub import PretrainedError
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS, Residual
-from lgq.tokenizer import Tokenizer, TokenizerError
+from lgq.tokenizer import Tokenizer
 
 TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
 SIZE = 64
@@ -441,14 +442,14 @@ def test_wrong_settings_are_named(path, value, message, saved):
     *groups, name = path.split(".")
     (settings[groups[0]] if groups else settings)[name] = value
     file.write_text(json.dumps(settings))
-    with pytest.raises(TokenizerError, match=rf"config\.json describes no tokenizer .*{message}"):
+    with pytest.raises(LGQError, match=rf"config\.json describes no model .*{message}"):
         Tokenizer.from_pretrained(saved)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe\x00"])
 def test_a_configuration_that_is_no_json_object_is_refused(content, saved):
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"config\.json describes no tokenizer"):
+    with pytest.raises(LGQError, match=r"config\.json describes no model"):
         Tokenizer.from_pretrained(saved)
 
 
@@ -500,14 +501,14 @@ def test_what_is_no_image_is_refused(images, message, method):
 )
 @pytest.mark.usefixtures("without_shape_checks")
 def test_tokens_of_another_shape_are_refused(stages, shape, message):
-    with pytest.raises(TokenizerError, match=message):
+    with pytest.raises(LGQError, match=message):
         build(stages=stages).decode(torch.zeros(shape, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 @pytest.mark.usefixtures("without_shape_checks")
 def test_tokens_that_are_no_integers_are_refused(dtype):
-    with pytest.raises(TokenizerError, match=f"must be integers, got {dtype}"):
+    with pytest.raises(LGQError, match=f"must be integers, got {dtype}"):
         build().decode(torch.zeros(1, 2, 2, dtype=dtype))
 
 

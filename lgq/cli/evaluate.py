@@ -17,14 +17,9 @@ from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
 from lgq.errors import LGQError
 from lgq.files import replace_file
+from lgq.hub import model_kind, published_weights, run_directory_of, run_settings
 from lgq.results import RESULTS, append_result, strict
-from lgq.training.run_directory import (
-    describe_environment,
-    kind_of,
-    run_of,
-    trained_settings,
-    trained_weights,
-)
+from lgq.training.run_directory import describe_environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +39,7 @@ class Evaluate(Request):
 
     def run(self) -> int:
         folder = self._folder()
-        kind = kind_of(trained_weights(self.source, self.weights))
+        kind = model_kind(published_weights(self.source, self.weights))
         self._require_questions_of(kind)
         images = None if self.data is None else open_dataset(self.data)
         device = join_processes()
@@ -68,11 +63,11 @@ class Evaluate(Request):
 
     def _origin(self, findings: Findings) -> dict[str, Any]:
         """What was evaluated."""
-        settings = trained_settings(self.source) or {}
+        settings = run_settings(self.source) or {}
         return {
             "command": ["lgq", *command_line.get()],
             "run": self.source,
-            "weights": str(trained_weights(self.source, self.weights)),
+            "weights": str(published_weights(self.source, self.weights)),
             "config": settings or findings.settings,
             "seed": settings.get("seed"),
             "environment": describe_environment(settings.get("seed")),
@@ -92,6 +87,6 @@ class Evaluate(Request):
         """Of the result; it is there once the record is."""
         if self.out is None and not Path(self.source).is_dir():
             raise LGQError(f"{self.source} is not on this machine: give --out for record and pictures.")
-        folder = self.out or run_of(self.source) / "evaluation"
+        folder = self.out or run_directory_of(self.source) / "evaluation"
         require_place(folder)
         return folder

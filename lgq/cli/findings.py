@@ -8,7 +8,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from lgq.training.run_directory import Which
+from lgq.hub import WeightsChoice
 
 Column = tuple[str, Callable[[float], str]]
 """Heading, and how a value is written."""
@@ -31,8 +31,8 @@ class Request:
     """Images at a time."""
     workers: int = 1
     """Processes that decode images ahead."""
-    weights: Which = "best"
-    """Which weights of a run."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,13 @@ from lgq.cli.places import require_place
 from lgq.distributed import join_processes, rank, world_size
 from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
+from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, box_mask, inpaint_image, read_image, read_mask
 from lgq.inference.sample import Drawing, draw_files, in_turns
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
 from lgq.progress import Progress
-from lgq.training.run_directory import Which, trained_generator
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
 # Not by `tyro.conf.configure`: within a generator's run these options keep their prefix, as it has steps too.
@@ -43,8 +43,8 @@ class _Draws:
     """Images drawn at a time; other sizes draw other images."""
     seed: int = 0
     """The same command with the same seed draws the same images."""
-    weights: Which = "best"
-    """Which weights of a run."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
     sampling: SamplingOptions = field(default_factory=Sampling)
 
     def run(self) -> int:
@@ -61,7 +61,7 @@ class _Draws:
         raise NotImplementedError
 
     def _trained(self, device: torch.device) -> MaskGIT:
-        return trained_generator(self.generator, self.weights).to(device)
+        return load_generator(self.generator, self.weights).to(device)
 
     def _how(self, report: Progress) -> dict[str, Any]:
         return {"seed": self.seed, "batch_size": self.batch_size, "on_progress": report}

@@ -15,7 +15,7 @@ from lgq.cli.findings import Column, Findings, Request, in_columns, row_table
 from lgq.cli.likelihood_row import likelihood_of, likelihood_table, open_token_sets
 from lgq.data import ImageDataset
 from lgq.errors import LGQError
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.generation import (
     GenerationEvaluation,
     evaluate_generation,
@@ -28,7 +28,6 @@ from lgq.metrics.reference import RealImages, reference_of_file, reference_of_im
 from lgq.models.inception import InceptionV3
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import sample_grid
-from lgq.training.run_directory import trained_generator
 
 _SAMPLES = 50_000
 _COLUMNS: dict[str, Column] = {
@@ -73,7 +72,7 @@ def of_generator(
 ) -> Findings:
     """Images that it draws, beside real ones; and the likelihood of real tokens; whichever is asked for."""
     _require_question(request, questions, images)
-    generator = trained_generator(request.source, request.weights).to(device)
+    generator = load_generator(request.source, request.weights).to(device)
     # Whatever may be refused comes before the first of several long works.
     sets = open_token_sets(questions.tokens, questions.train_tokens, generator)
     draws = _draws(questions, images)

@@ -14,11 +14,11 @@ from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
 from lgq.distributed import join_processes, rank
 from lgq.errors import LGQError
+from lgq.hub import WeightsChoice, image_size_of
 from lgq.inference.decode import decode_tokens
 from lgq.inference.encode import EncodingCost, encode_dataset, estimate_encoding
 from lgq.inference.reconstruct import Reconstructions, reconstruct_images
-from lgq.tokenizer import Tokenizer
-from lgq.training.run_directory import Which, chosen_image_size, trained_tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 
 Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
@@ -33,8 +33,8 @@ class Reconstruct:
     """Files; each keeps its size, but for up to f - 1 rows and columns at the borders."""
     out: Path
     """Directory for the pictures."""
-    weights: Which = "best"
-    """Which weights of a run."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
         if not self.images:
@@ -66,14 +66,14 @@ class Encode:
     """Encode each image a second time, mirrored left and right."""
     workers: int = 0
     """Processes that decode images ahead."""
-    weights: Which = "best"
-    """Which weights of a run."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
     dry_run: bool = False
     """Encode a few batches, print how long all of them would take and what they would fill, and write
     nothing."""
 
     def run(self) -> int:
-        data, size = open_dataset(self.data), chosen_image_size(self.tokenizer, self.image_size)
+        data, size = open_dataset(self.data), image_size_of(self.tokenizer, self.image_size)
         tokenizer = _load(self.tokenizer, self.weights)
         how: dict[str, Any] = {
             "image_size": size,
@@ -104,8 +104,8 @@ class Decode:
     """Directory for the images."""
     batch_size: int = 32
     """Images at a time."""
-    weights: Which = "best"
-    """Which weights of a run."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
         tokenizer = _load(self.tokenizer, self.weights)
@@ -116,8 +116,8 @@ class Decode:
         return 0
 
 
-def _load(run: str, which: Which) -> Tokenizer:
-    tokenizer: Tokenizer = trained_tokenizer(run, which).to(join_processes())
+def _load(run: str, which: WeightsChoice) -> Tokenizer:
+    tokenizer: Tokenizer = load_tokenizer(run, which).to(join_processes())
     return tokenizer
 
 

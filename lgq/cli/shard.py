@@ -9,7 +9,7 @@ import tyro
 from lgq.cli.console import progress_of, say
 from lgq.data import open_dataset
 from lgq.data.shard_writer import plan_shards, write_shards
-from lgq.training.run_directory import run_lock
+from lgq.files import directory_lock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Shard:
         plan = plan_shards(
             data, self.out, shard_size=self.shard_size, shard_bytes=self.shard_bytes, seed=self.seed
         )
-        with run_lock(self.out), progress_of("sharding") as report:
+        with directory_lock(self.out), progress_of("sharding") as report:
             index = write_shards(plan, workers=self.workers, on_progress=report)
         broken = f", {len(index.broken):,} left out (listed in index.json)" if index.broken else ""
         shards = f"{len(index.shards):,} shard{'s' * (len(index.shards) > 1)}"

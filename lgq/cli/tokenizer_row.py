@@ -13,12 +13,12 @@ from lgq.data import ImageDataset
 from lgq.data.images import random_subset
 from lgq.errors import LGQError
 from lgq.evaluation import Evaluation, evaluate_tokenizer
+from lgq.hub import image_size_of
 from lgq.metrics.codebook_study import CodebookStudy, study_codebook
 from lgq.metrics.metric_networks import judges_at_hand
 from lgq.plots.codebooks import Method, draw_study
 from lgq.report.extremes import extremes
-from lgq.tokenizer import Tokenizer
-from lgq.training.run_directory import chosen_image_size, trained_tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 
 _COLUMNS: dict[str, Column] = {
     "psnr": ("PSNR", "{:.2f}".format),
@@ -65,7 +65,7 @@ def of_tokenizer(
         raise LGQError("a tokenizer is evaluated on images: give --data.")
     how = _how(request, questions)
     data = images if request.images is None else random_subset(images, request.images)
-    tokenizer = trained_tokenizer(request.source, request.weights).to(device)
+    tokenizer = load_tokenizer(request.source, request.weights).to(device)
     with progress_of("evaluating") as report:
         evaluation = evaluate_tokenizer(tokenizer, data, judges_at_hand(device), **how, on_progress=report)
     study = _study(tokenizer, data, how) if questions.geometry else None
@@ -87,7 +87,7 @@ def of_tokenizer(
 
 
 def _how(request: Request, questions: TokenizerQuestions) -> dict[str, Any]:
-    size = chosen_image_size(request.source, questions.image_size)
+    size = image_size_of(request.source, questions.image_size)
     return {"image_size": size, "batch_size": request.batch_size, "workers": request.workers}
 
 

@@ -13,11 +13,11 @@ from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError
 from lgq.inference.encode import tokenizer_of
 from lgq.runs import GENERATORS, named_generator, named_run, tokenizer_names
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.footprint import footprint, generator_footprint
 from lgq.training.generator_trainer import require_fit, train_generator
 from lgq.training.networks import require_possible
-from lgq.training.run_directory import Resume, trained_tokenizer
+from lgq.training.run_directory import Resume
 from lgq.training.settings import GeneratorRun, TokenizerRun
 from lgq.training.tokenizer_trainer import train_tokenizer
 
@@ -91,7 +91,7 @@ class TrainGenerator:
         return report_ending(outcome, self.out)
 
     def _tokenizer(self, tokens: TokenDataset) -> Tokenizer:
-        return tokenizer_of(tokens) if self.tokenizer is None else trained_tokenizer(self.tokenizer)
+        return tokenizer_of(tokens) if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
 
 FAMILIES = {

@@ -14,8 +14,8 @@ from lgq.demo.drawing import DemoPicture
 from lgq.demo.generator import demo_generator, show_generator
 from lgq.demo.tokenizer import demo_run, show_tokenizer
 from lgq.inference.encode import encode_dataset
+from lgq.tokenizer import load_tokenizer
 from lgq.training.generator_trainer import train_generator
-from lgq.training.run_directory import trained_tokenizer
 from lgq.training.settings import GeneratorRun, Outcome, TokenizerRun
 from lgq.training.tokenizer_trainer import train_tokenizer
 
@@ -80,7 +80,7 @@ def _train(out: Path, run: TokenizerRun, generator: GeneratorRun) -> Outcome:
     outcome = train_tokenizer(run, photographs, SampleDataset("held-out"), out / RUN)
     if outcome.reason == "interrupted":
         return outcome
-    tokenizer = trained_tokenizer(out / RUN, "last")
+    tokenizer = load_tokenizer(out / RUN, "last")
     tokens = encode_dataset(tokenizer, photographs, out / TOKENS, image_size=run.image_size, flips=True)
     # Held-out photographs are of other classes: the generator is told of none.
     return train_generator(generator, tokens, tokens, tokenizer, out / GENERATOR)

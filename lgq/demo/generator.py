@@ -9,13 +9,12 @@ from lgq.data import ImageLoader, LoaderSettings, SampleDataset
 from lgq.data.tokens import TokenDataset
 from lgq.demo.drawing import Drawing
 from lgq.inference.inpaint import box_mask, inpaint_image
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.likelihood import token_entropies
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
 from lgq.runs import named_generator
 from lgq.training.journal import read_records
-from lgq.training.run_directory import trained_generator
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 
 _EACH, _RESULTS = 8, 4
@@ -39,7 +38,7 @@ def show_generator(folder: Path, tokens: Path) -> tuple[dict[str, float], list[D
     folder: of the run.
     tokens: directory of those that it was trained on.
     """
-    generator = trained_generator(folder, "last")
+    generator = load_generator(folder, "last")
     validations = [record["values"] for record in read_records(folder) if record["split"] == "validation"]
     values = {
         "nll": validations[-1]["nll"],

@@ -23,9 +23,8 @@ from lgq.plots import curves as plots
 from lgq.plots import pictures
 from lgq.plots.pictures import Panel
 from lgq.runs import pocket
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.journal import read_records
-from lgq.training.run_directory import trained_tokenizer
 from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
 
 _BATCH = 64
@@ -62,7 +61,7 @@ def show_tokenizer(folder: Path, image_size: int) -> tuple[dict[str, float], lis
     folder: of the run.
     """
     # The last weights, not the best ones: held-out photographs must not choose what they judge.
-    tokenizer = trained_tokenizer(folder, "last")
+    tokenizer = load_tokenizer(folder, "last")
     seen, unseen = (
         _reconstruct(tokenizer, SampleDataset(split), image_size) for split in ("train", "held-out")
     )

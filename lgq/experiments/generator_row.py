@@ -14,15 +14,14 @@ from lgq.experiments.tasks import GeneratorTask
 from lgq.experiments.tokenizer_row import training_part
 from lgq.experiments.workplace import Stopped, Workplace
 from lgq.inference.encode import encode_dataset
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.generation import evaluate_generation
 from lgq.metrics.likelihood import measure_likelihood, token_entropies
 from lgq.metrics.metric_networks import NEED_FEATURES
 from lgq.metrics.reference import reference_of_images
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.generator_trainer import grid_of, train_generator
 from lgq.training.loop import DivergedError
-from lgq.training.run_directory import trained_generator, trained_tokenizer
 
 _SHOWN = 16
 _SHOWN_SEED = 0
@@ -36,7 +35,7 @@ def generator_record(work: Workplace, task: GeneratorTask, id: str, tokenizer_id
     origin |= {"tokenizer": tokenizer_id, "config": {"tokenizer": before["config"]}, "metrics": {}}
     if "failed" in before:
         return origin | {"failed": f"its tokenizer failed: {before['failed']}"}
-    tokenizer = trained_tokenizer(work.results.run(tokenizer_id)).to(work.device)
+    tokenizer = load_tokenizer(work.results.run(tokenizer_id)).to(work.device)
     sets = _tokens(work, task, tokenizer, tokenizer_id)
     out = work.results.run(id)
     try:
@@ -46,7 +45,7 @@ def generator_record(work: Workplace, task: GeneratorTask, id: str, tokenizer_id
         return origin | {"failed": str(error)}
     if outcome.reason == "interrupted":
         raise Stopped
-    generator, trained = trained_generator(out).to(work.device), training_part(work, id, outcome)
+    generator, trained = load_generator(out).to(work.device), training_part(work, id, outcome)
     return (
         origin
         | trained

@@ -23,7 +23,7 @@ from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task
 from lgq.experiments.tokenizer_row import tokenizer_record
 from lgq.experiments.workplace import Crew, Stopped, Workplace, alone
-from lgq.training.run_directory import LockError
+from lgq.files import LockError
 from lgq.training.signals import INTERRUPTED, stop_on_signals
 
 _log = logging.getLogger(__name__)

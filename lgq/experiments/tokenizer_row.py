@@ -8,12 +8,12 @@ from lgq.distributed import rank
 from lgq.evaluation import evaluate_tokenizer
 from lgq.experiments.tasks import TokenizerTask
 from lgq.experiments.workplace import Drawable, Stopped, Workplace, strip_png
+from lgq.hub import run_settings
 from lgq.metrics.codebook_study import study_codebook
 from lgq.metrics.metric_networks import NEED_INCEPTION, NEED_LPIPS, MetricNetworks
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
-from lgq.training.run_directory import trained_settings, trained_tokenizer
 from lgq.training.settings import Outcome
 from lgq.training.tokenizer_trainer import train_tokenizer
 
@@ -32,10 +32,10 @@ def tokenizer_record(work: Workplace, task: TokenizerTask, id: str) -> dict[str,
         outcome = train_tokenizer(task.run, data, sources.validation, out)
     except DivergedError as error:
         _log.warning("%s failed: %s", id, error)
-        return work.origin(task, id) | {"config": trained_settings(out), "metrics": {}, "failed": str(error)}
+        return work.origin(task, id) | {"config": run_settings(out), "metrics": {}, "failed": str(error)}
     if outcome.reason == "interrupted":
         raise Stopped
-    tokenizer = trained_tokenizer(out).to(work.device)
+    tokenizer = load_tokenizer(out).to(work.device)
     return (
         work.origin(task, id)
         | training_part(work, id, outcome)
@@ -49,7 +49,7 @@ def training_part(work: Workplace, id: str, outcome: Outcome) -> dict[str, Any]:
     run = work.results.run(id)
     records = read_records(run) if rank() == 0 else []
     return {
-        "config": trained_settings(run),
+        "config": run_settings(run),
         "steps": outcome.step,
         "best_step": outcome.best_step,
         "ended": outcome.reason,

@@ -19,11 +19,11 @@ from lgq.experiments.plan import Sources
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, Task
-from lgq.files import make_directory, replace_file
+from lgq.files import LockError, directory_lock, make_directory, replace_file
 from lgq.metrics.codebook_study import CodebookStudy
 from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand, judges_of_generation
 from lgq.tokenizer import Tokenizer
-from lgq.training.run_directory import LockError, describe_environment, run_lock
+from lgq.training.run_directory import describe_environment
 from lgq.training.signals import StopRequest
 
 _SHOWN = 8
@@ -122,7 +122,7 @@ class Workplace:
             error = None
             if rank() == 0:
                 try:
-                    stack.enter_context(run_lock(self.results.lock(id)))
+                    stack.enter_context(directory_lock(self.results.lock(id)))
                 except LockError as refusal:
                     error = refusal
             if bool(broadcast_from_first(torch.tensor(int(error is not None)))):
@@ -144,7 +144,7 @@ def alone(results: ResultsDirectory) -> Iterator[None]:
     with ExitStack() as stack:
         for attempt in range(_PATIENCE):
             try:
-                stack.enter_context(run_lock(results.lock("shared")))
+                stack.enter_context(directory_lock(results.lock("shared")))
                 break
             except LockError:
                 if attempt == _PATIENCE - 1:

@@ -23,8 +23,9 @@ from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQError
+from lgq.hub import TOKENIZER, copy_tokenizer, require_room_for_copy
 from lgq.progress import Progress, unwatched
-from lgq.tokenizer import COPY, Tokenizer, leave_copy, require_room_for_copy
+from lgq.tokenizer import Tokenizer
 
 
 def encode_dataset(
@@ -75,10 +76,10 @@ def encode_dataset(
 
 def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
     """The tokenizer that `encode_dataset` left beside its tokens; in eval mode, on the CPU."""
-    folder = tokens.path / COPY
+    folder = tokens.path / TOKENIZER
     if not folder.is_dir():
         raise TokenError(
-            f"{tokens.path} holds no {COPY}/, by which its tokens can be decoded: {AGAIN}, or name the "
+            f"{tokens.path} holds no {TOKENIZER}/, by which its tokens can be decoded: {AGAIN}, or name the "
             "tokenizer yourself."
         )
     tokenizer = Tokenizer.from_pretrained(folder)
@@ -122,7 +123,7 @@ def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     wait_for_all()
     if rank() == 0:
         try:
-            leave_copy(tokenizer, folder)
+            copy_tokenizer(tokenizer, folder)
         except OSError as error:
             raise TokenError(
                 f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you "

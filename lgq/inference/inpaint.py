@@ -22,7 +22,8 @@ from torch import Tensor
 from lgq.checks import require_at_least
 from lgq.data.images import BrokenImage, StoredImage
 from lgq.data.transforms import centre_crop, render
-from lgq.maskgit import GeneratorError, MaskGIT
+from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
 from lgq.metrics.generation import batch_seed
 from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
@@ -64,12 +65,12 @@ def inpaint_image(
     require_at_least(1, count=count, batch_size=batch_size)
     if mask.shape != image.shape[1:]:
         found, wanted = (" x ".join(map(str, shape)) for shape in (mask.shape, image.shape[1:]))
-        raise GeneratorError(f"the mask has {found} pixels, and the image {wanted}: make them of one size.")
+        raise LGQError(f"the mask has {found} pixels, and the image {wanted}: make them of one size.")
     maskgit.require_classes([label])
     factor = maskgit.tokenizer.factor
     hidden = token_mask(mask, factor)
     if not hidden.any():
-        raise GeneratorError("the mask is empty: there is nothing to draw anew.")
+        raise LGQError("the mask is empty: there is nothing to draw anew.")
     device = maskgit.transformer.positions.device
     original = maskgit.tokenizer.encode(image[None].to(device))
     tokens, images = [], []
@@ -104,7 +105,7 @@ def read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{
     """True where any pixel of a file, of the size of the image's file and cut as it is, is bright."""
     stored, beside = _open(path), _open(image)
     if stored.size != beside.size:
-        raise GeneratorError(
+        raise LGQError(
             f"the mask {path} has {_pixels(stored)}, and the image {image} has {_pixels(beside)}: "
             "paint the mask at the size of the image."
         )
@@ -113,7 +114,7 @@ def read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{
     square = torch.from_numpy(bright[top : top + height, left : left + width].astype(np.float32))
     mask = F.adaptive_max_pool2d(square[None, None], side)[0, 0] > 0
     if not mask.any():
-        raise GeneratorError(
+        raise LGQError(
             f"{path} has no bright pixel in the square in its middle: paint white what is to be drawn anew."
         )
     return mask
@@ -123,7 +124,7 @@ def box_mask(box: Box, side: int) -> Bool[Tensor, "{side} {side}"]:
     """True within a box."""
     left, top, right, bottom = box
     if not (0 <= left < right <= side and 0 <= top < bottom <= side):
-        raise GeneratorError(
+        raise LGQError(
             f"the box {left} {top} {right} {bottom} (left, top, right, bottom) must have an area, and lie "
             f"within the generator's images of {side} x {side} pixels."
         )

@@ -23,9 +23,8 @@ import re
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
@@ -37,20 +36,20 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from lgq.config import ConfigError, from_json
 from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.files import (
+    MANIFEST_FORMAT,
     DamagedFileError,
     Fingerprint,
+    Manifest,
     beside,
+    damage_named,
     json_bytes,
     make_directory,
     publish_directory,
     remove_directory,
     removed_on_failure,
-    sealed_json,
-    unsealed_json,
     write_new_file,
 )
 
@@ -278,16 +277,10 @@ def _refuse(where: tuple[Any, ...], why: str) -> NoReturn:
     raise LGQError(f"cannot store {place}, which {why} ({rule}).")
 
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"step-(\d{6,})(\.replaced)?")
 _LEFTOVER = re.compile(r"step-\d{6,}(\.replaced)?\.(partial|removed)")
 
 _log = logging.getLogger(__name__)
-
-
-class CheckpointError(LGQError):
-    """A checkpoint that could not be written, or must not be read; the message says why."""
 
 
 class Checkpoints:
@@ -314,7 +307,7 @@ class Checkpoints:
             self._save(final, state)
         except OSError as error:
             way_out = "earlier checkpoints are untouched; free space or make it writable, then resume"
-            raise CheckpointError(f"cannot save {final}: {error.strerror or error}; {way_out}.") from error
+            raise LGQError(f"cannot save {final}: {error.strerror or error}; {way_out}.") from error
         return final
 
     def latest(self) -> Path | None:
@@ -328,13 +321,13 @@ class Checkpoints:
         manifest = read_manifest(path)
         if rank not in range(manifest.world_size):
             rule = f"holds the states of ranks 0 to {manifest.world_size - 1}, not of rank {rank}"
-            raise CheckpointError(f"{path} {rule}: resume with as many ranks, or start this one's anew.")
+            raise LGQError(f"{path} {rule}: resume with as many ranks, or start this one's anew.")
         tensors, skeleton = (_read(path, name, manifest) for name in _part(rank))
         try:
             return unflatten(json.loads(skeleton), safetensors.torch.load(tensors))
         except Exception as error:  # what was forged, hashes and all, fails with nearly any exception
             reason = " ".join(str(error).split())
-            raise CheckpointError(f"cannot load {path}: {reason:.300}") from error
+            raise LGQError(f"cannot load {path}: {reason:.300}") from error
 
     def paths(self) -> list[Path]:
         """All that have the name of a checkpoint, whole or damaged, newest first."""
@@ -360,8 +353,7 @@ class Checkpoints:
     def _commit(self, partial: Path, final: Path, own: dict[str, Fingerprint]) -> None:
         others = [name for rank in range(1, world_size()) for name in _part(rank)]
         files = own | {name: Fingerprint.of_file(partial / name) for name in others}
-        manifest = Manifest(FORMAT_VERSION, _step(final), world_size(), files)
-        _write_checked(partial / MANIFEST, sealed_json(asdict(manifest)))
+        Manifest(MANIFEST_FORMAT, _step(final), world_size(), files).write(partial)
         publish_directory(partial, final)
         try:
             self._prune(final)
@@ -389,69 +381,25 @@ class Checkpoints:
         return None if step < 0 else self.directory / name
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint consists of."""
-
-    format_version: int
-    step: int
-    world_size: int
-    files: dict[str, Fingerprint]
-
-
-def seal(directory: Path, step: int) -> None:
-    """Give published weights a manifest, by which `verify` knows them."""
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    prints = {path.relative_to(directory).as_posix(): Fingerprint.of_file(path) for path in files}
-    manifest = Manifest(FORMAT_VERSION, step, world_size(), prints)
-    write_new_file(directory / MANIFEST, sealed_json(asdict(manifest)))
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a checkpoint, whose step must be the one in its name."""
+    manifest = Manifest.read(path)
+    if _CHECKPOINT.match(path.name) and _step(path) != manifest.step:
+        raise LGQError(f"{path} belongs to step {manifest.step}: its directory was renamed.")
+    return manifest
 
 
 def verify(path: Path) -> Manifest:
-    """Read every byte of a checkpoint, or of what was sealed; a `CheckpointError` names what is wrong."""
+    """Read every byte of a checkpoint; an error names what is wrong."""
     manifest = read_manifest(path)
-    for name, fingerprint in manifest.files.items():
-        with _damage_named(path, name):
-            fingerprint.require(Fingerprint.of_file(path / name))
-    return manifest
-
-
-def read_manifest(path: Path) -> Manifest:
-    """What the checkpoint at `path` consists of; refuses a manifest with a single wrong bit."""
-    with _damage_named(path, MANIFEST):
-        content = unsealed_json((path / MANIFEST).read_bytes())
-    version = content.get("format_version")
-    if version != FORMAT_VERSION:
-        rule = f"this lgq reads format {FORMAT_VERSION}"
-        raise CheckpointError(f"{path} has format {version!r:.40}, {rule}: use the lgq that wrote it.")
-    manifest = _manifest(path, content)
-    if _CHECKPOINT.match(path.name) and _step(path) != manifest.step:
-        raise CheckpointError(f"{path} is in truth of step {manifest.step}: somebody renamed it.")
-    return manifest
-
-
-def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
-    """With fields of the right types, and files that are within the directory."""
-    try:
-        files = content.get("files")
-        if isinstance(files, dict):
-            files = {name: from_json(Fingerprint, fields) for name, fields in files.items()}
-        manifest = from_json(Manifest, content | {"files": files})
-    except ConfigError as error:
-        raise CheckpointError(f"{path} is damaged: {MANIFEST} is none ({error}).") from error
-    numbers = (manifest.step, manifest.world_size, *(each.size for each in manifest.files.values()))
-    if min(numbers) < 0 or max(numbers) >= 2**63:
-        raise CheckpointError(f"{path} is damaged: {MANIFEST} has a number that cannot be.")
-    for name in manifest.files:
-        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
-            raise CheckpointError(f"{path} is damaged: {name!r:.100} is no file within it.")
+    manifest.verify(path)
     return manifest
 
 
 def _is_whole(path: Path) -> bool:
     try:
         verify(path)
-    except CheckpointError as error:
+    except LGQError as error:
         _log.warning("skipped a checkpoint: %s", error)
         return False
     return True
@@ -459,22 +407,12 @@ def _is_whole(path: Path) -> bool:
 
 def _read(path: Path, name: str, manifest: Manifest) -> bytes:
     # Hash and content from one reading: nothing can come between them.
-    with _damage_named(path, name):
+    with damage_named(path, name):
         data = (path / name).read_bytes()
         if name not in manifest.files:
             raise DamagedFileError("is not among the files that were saved")
         manifest.files[name].require(Fingerprint.of(data))
     return data
-
-
-@contextmanager
-def _damage_named(path: Path, name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{path} is damaged: {name:.100} cannot be read ({error.strerror}).") from error
-    except DamagedFileError as error:
-        raise CheckpointError(f"{path} is damaged: {name:.100} {error}.") from error
 
 
 def _write_part(partial: Path, state: Any) -> dict[str, Fingerprint]:
@@ -487,7 +425,7 @@ def _write_part(partial: Path, state: Any) -> dict[str, Fingerprint]:
 def _write_checked(path: Path, data: bytes) -> Fingerprint:
     write_new_file(path, data)
     fingerprint = Fingerprint.of(data)
-    with _damage_named(path.parent, path.name):
+    with damage_named(path.parent, path.name):
         fingerprint.require(Fingerprint.of_file(path))
     return fingerprint
 
@@ -518,7 +456,7 @@ def _on_every_rank(action: Callable[[], None]) -> None:
     if failure is not None:
         raise failure
     if failures:
-        raise CheckpointError(f"{failures} other rank(s) could not save; their own message says why.")
+        raise LGQError(f"{failures} other rank(s) could not save; their own message says why.")
 
 
 def _meeting_device() -> torch.device:

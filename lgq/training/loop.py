@@ -16,28 +16,20 @@ import torch
 from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.files import replace_directory
-from lgq.training.checkpoint import (
-    Checkpoints,
-    capture_random_state,
-    read_manifest,
-    restore_random_state,
-    seal,
-)
+from lgq.files import directory_lock, replace_directory
+from lgq.hub import BEST, LAST, seal
+from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
 from lgq.training.journal import Journal, WandbTracker, open_journal, show_progress
 from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
-    BEST,
     CHECKPOINTS,
     FREE_FIELDS,
-    LAST,
     Resume,
     RunError,
     describe_run,
     disk_errors_named,
     require_as_asked,
     require_same_settings,
-    run_lock,
 )
 from lgq.training.settings import Best, LoopSettings, Outcome, Reason
 from lgq.training.signals import StopRequest, stop_on_signals
@@ -74,7 +66,7 @@ def run_loop(trainee: Trainee, settings: LoopSettings, out: str | Path, resume: 
     first = rank() == 0
     # Before the lock, which makes the directory: a refusal leaves nothing behind.
     require_as_asked(run, resume)
-    with run_lock(run) if first else nullcontext(), stop_on_signals() as stop, _lost_workers_named():
+    with directory_lock(run) if first else nullcontext(), stop_on_signals() as stop, _lost_workers_named():
         loop = _Loop(trainee, settings, run)
         loop.resume()
         with _begun(run, trainee.config(), settings, loop.step) if first else nullcontext() as journal:

@@ -15,8 +15,8 @@ from lgq.experiments.plan import Experiment, Row, seeded_rows
 from lgq.experiments.results_directory import ResultsDirectory, RowsError
 from lgq.experiments.runner import run_experiment
 from lgq.experiments.workplace import strip_png
+from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
-from lgq.training.run_directory import run_lock
 from lgq.training.signals import INTERRUPTED
 
 SMOKE = SCALES["smoke"]()
@@ -114,7 +114,7 @@ def test_more_seeds_are_more_rows_of_the_same_table(images, out):
 def test_a_row_in_the_hands_of_another_process_is_left_to_it(images, out, caplog):
     caplog.set_level("INFO", logger="lgq")
     rows = seeded_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images).fingerprint(), 1)
-    with run_lock(ResultsDirectory(out).lock(rows[0].id)):
+    with directory_lock(ResultsDirectory(out).lock(rows[0].id)):
         ending = experiment("logits", images, out)
     assert (ending.left, ending.made, ending.exit_code) == ([rows[0].id], 1, INTERRUPTED)
     assert "left to another process" in caplog.text
@@ -123,7 +123,7 @@ def test_a_row_in_the_hands_of_another_process_is_left_to_it(images, out, caplog
 
 def test_a_row_that_another_process_let_go_is_taken_at_the_end(images, out):
     rows = seeded_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images).fingerprint(), 1)
-    lock = run_lock(ResultsDirectory(out).lock(rows[0].id))
+    lock = directory_lock(ResultsDirectory(out).lock(rows[0].id))
     lock.__enter__()
 
     def draw(drawable):

@@ -15,8 +15,9 @@ from faults.fault import Attempt, Fault
 from faults.injections import SignalAtStep
 from faults.lab import Lab, contents, require_documented
 from lgq.files import write_new_file
+from lgq.hub import PretrainedError, WeightsChoice
+from lgq.tokenizer import load_tokenizer
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.run_directory import RunError, Which, trained_tokenizer
 
 FOURTH_STEP = SignalAtStep(4, (signal.SIGTERM,))
 OTHER = replace(TINY, seed=1)
@@ -164,16 +165,16 @@ def published_weights(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
 
 def _published_weights(lab: Lab, name: str, damage: Damage) -> int:
     """Nobody gets them from their run; one that resumes writes the last ones anew."""
-    which: Which = "last" if name.startswith("last") else "best"
+    which: WeightsChoice = "last" if name.startswith("last") else "best"
     with lab.place(stopped_run(lab)) as out:
         damage(out / name)
-        message = refusal(lambda: trained_tokenizer(out, which), RunError)
+        message = refusal(lambda: load_tokenizer(out, which), PretrainedError)
         assert f"{out / which} is damaged: {Path(name).name} has " in message, message
         if which == "best":
             return 0
         resumed = lab.train(TINY, out)
         lab.require_undisturbed(TINY, out, resumed)
-        trained_tokenizer(out, which)
+        load_tokenizer(out, which)
     return max(0, 4 - resumed.resumed)
 
 

@@ -17,8 +17,8 @@ from tiny_run import TINY, left_by, paint_photos
 
 from faults.children import KILLED, Ending, Injection, Order, address, ending, nursery, start, wait_for
 from faults.notes import Notes
+from lgq.files import LOCK_FILE
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.run_directory import LOCK_FILE
 from lgq.training.settings import LoopSettings, TokenizerRun
 
 DEATHS = (KILLED, -signal.SIGKILL)

@@ -18,12 +18,13 @@ from lgq.cli import main
 from lgq.data import BrokenImage, DataError, ShardDataset, decode
 from lgq.data.token_format import HEADER, TokenError, shard_name
 from lgq.data.tokens import TokenDataset
+from lgq.errors import LGQError
 from lgq.files import Fingerprint, sealed_json
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import StatisticsError
 from lgq.report.page import report_page
 from lgq.report.result_set import read_result_set
-from lgq.training.checkpoint import CheckpointError, Checkpoints, read_manifest
+from lgq.training.checkpoint import Checkpoints, read_manifest
 from lgq.weights.convert import WeightsError, inception_with_classifier
 
 
@@ -108,7 +109,7 @@ def test_a_manifest_without_a_field_is_refused_though_its_checksum_fits(field, t
     manifest = asdict(read_manifest(path))
     del manifest[field]
     (path / "manifest.json").write_bytes(sealed_json(manifest))
-    with pytest.raises(CheckpointError, match=r"format|manifest\.json is none"):
+    with pytest.raises(LGQError, match=r"format|manifest\.json is none"):
         read_manifest(path)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lgq import MaskGIT
 from lgq.data import ImageLoader, LoaderSettings, open_dataset
+from lgq.errors import LGQError
 from lgq.inference.inpaint import box_mask, inpaint_image, pixel_mask, read_image, read_mask, token_mask
-from lgq.maskgit import GeneratorError
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
@@ -128,7 +128,7 @@ def test_a_box_is_its_pixels():
 
 @pytest.mark.parametrize("box", [(-1, 0, 4, 4), (0, 0, 9, 4), (0, 0, 4, 9), (4, 0, 4, 4), (0, 5, 4, 4)])
 def test_a_box_outside_of_the_image_is_refused(box):
-    with pytest.raises(GeneratorError, match="within the generator's images of 8 x 8 pixels"):
+    with pytest.raises(LGQError, match="within the generator's images of 8 x 8 pixels"):
         box_mask(box, 8)
 
 
@@ -136,22 +136,22 @@ def test_a_box_outside_of_the_image_is_refused(box):
 @pytest.mark.parametrize(("size", "shown"), [((18, 18), "18 x 18"), ((16, 12), "16 x 12")])
 def test_a_mask_of_another_size_than_its_image_is_refused(size, shown):
     mask = torch.ones(size, dtype=torch.bool)
-    with pytest.raises(GeneratorError, match=f"the mask has {shown} pixels, and the image 16 x 16"):
+    with pytest.raises(LGQError, match=f"the mask has {shown} pixels, and the image 16 x 16"):
         inpaint_image(build(), torch.zeros(3, SIDE, SIDE), mask, label=0)
 
 
 def test_mistakes_are_named(tmp_path):
     dark, other = save(np.zeros((16, 20)), tmp_path / "dark.png"), save(np.zeros((9, 8)), tmp_path / "o.png")
-    with pytest.raises(GeneratorError, match=r"8 x 9 pixels, and the image .* has 20 x 16 pixels"):
+    with pytest.raises(LGQError, match=r"8 x 9 pixels, and the image .* has 20 x 16 pixels"):
         read_mask(other, dark, SIDE)
-    with pytest.raises(GeneratorError, match="no bright pixel"):
+    with pytest.raises(LGQError, match="no bright pixel"):
         read_mask(dark, dark, SIDE)
     with pytest.raises(ValueError, match=r"gone\.png: No such file"):
         read_image(tmp_path / "gone.png", SIDE)
     maskgit, image = build(), torch.zeros(3, SIDE, SIDE)
-    with pytest.raises(GeneratorError, match="the mask is empty"):
+    with pytest.raises(LGQError, match="the mask is empty"):
         inpaint_image(maskgit, image, torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
-    with pytest.raises(GeneratorError, match=r"class 2 is not among 0\.\.1"):
+    with pytest.raises(LGQError, match=r"class 2 is not among 0\.\.1"):
         inpaint_image(maskgit, image, right_half(), label=2)
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         inpaint_image(maskgit, image, right_half(), label=0, count=0)

@@ -7,7 +7,8 @@ from PIL import ImageFont
 from png_pixels import levels, noise, opened, place
 from torch import Tensor, nn
 
-from lgq.maskgit import GeneratorError, MaskGIT
+from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
 from lgq.metrics.generation import batch_seed
 from lgq.models.sampling import Sampling
 from lgq.plots import canvas
@@ -111,7 +112,7 @@ def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
 @pytest.mark.parametrize("wrong", [3, -1])
 def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
     stub = Stub()
-    with pytest.raises(GeneratorError, match=f"class {wrong} is not among 0..2"):
+    with pytest.raises(LGQError, match=f"class {wrong} is not among 0..2"):
         next(draw_samples(stub, [0, 1, wrong], Sampling(), batch_size=1))
     assert stub.asked == []
 

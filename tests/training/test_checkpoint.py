@@ -18,9 +18,10 @@ from faulty_disk import FAULTS, FaultyDisk, disks_with
 from identity import assert_identical
 from torch import nn
 
+from lgq.errors import LGQError
 from lgq.files import sealed_json
 from lgq.training import checkpoint
-from lgq.training.checkpoint import CheckpointError, Checkpoints, capture_random_state, read_manifest, verify
+from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, verify
 
 FILES = ("state.safetensors", "state.json", "manifest.json")
 
@@ -173,13 +174,13 @@ def attempt(scenario: Scenario, folder: Path, disk: FaultyDisk) -> bool:
         try:
             Checkpoints(directory, keep=scenario.keep).save(scenario.save, state_of(scenario.save, "new"))
             done = True
-        except CheckpointError as error:
+        except LGQError as error:
             assert_clear(error)
             assert disk.fault != "error" or not list(directory.glob("*.partial"))
     return done
 
 
-def assert_clear(error: CheckpointError) -> None:
+def assert_clear(error: LGQError) -> None:
     assert "No space left on device; earlier checkpoints are untouched" in str(error)
 
 
@@ -271,7 +272,7 @@ def test_a_real_limit_on_the_size_of_files_is_one_clear_sentence(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"^cannot save .*step-000002: File too large; .*resume\.$"):
+        with pytest.raises(LGQError, match=r"^cannot save .*step-000002: File too large; .*resume\.$"):
             checkpoints.save(2, large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -281,7 +282,7 @@ def test_a_real_limit_on_the_size_of_files_is_one_clear_sentence(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"^cannot save [^\n]*; free space or make it writable"):
+    with pytest.raises(LGQError, match=r"^cannot save [^\n]*; free space or make it writable"):
         Checkpoints(tmp_path / "file" / "checkpoints").save(1, state_of(1))
 
 
@@ -307,7 +308,7 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed_at_once(tmp_path, monkeyp
     save_all(tmp_path, 1)
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(len(data))))
-    with pytest.raises(CheckpointError, match=r"state.safetensors has other bytes than were written"):
+    with pytest.raises(LGQError, match=r"state.safetensors has other bytes than were written"):
         Checkpoints(tmp_path, keep=1).save(2, state_of(2))
     monkeypatch.undo()
     assert names(tmp_path) == ["step-000001"]
@@ -351,7 +352,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_never_accepted(tmp_path, caplog, name, damage):
     save_all(tmp_path, 1, 2)
     DAMAGES[damage](tmp_path / "step-000002" / name)
-    with pytest.raises(CheckpointError, match=rf"step-000002 is damaged: {name} (has|cannot be read)"):
+    with pytest.raises(LGQError, match=rf"step-000002 is damaged: {name} (has|cannot be read)"):
         Checkpoints(tmp_path).load(tmp_path / "step-000002")
     with caplog.at_level(logging.WARNING):
         assert_latest_is(tmp_path, 1)
@@ -369,7 +370,7 @@ def test_swapped_checkpoints_are_never_accepted(tmp_path):
     checkpoints = save_all(tmp_path, 1, 2, 3)
     swap(tmp_path / "step-000002", tmp_path / "step-000003")
     assert_latest_is(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="step-000003 is in truth of step 2: somebody renamed it"):
+    with pytest.raises(LGQError, match="step-000003 belongs to step 2: its directory was renamed"):
         checkpoints.load(tmp_path / "step-000003")
 
 
@@ -401,13 +402,13 @@ def test_a_later_format_is_refused_by_its_number(tmp_path):
     content = json.loads((path / "manifest.json").read_bytes())
     content.pop("checksum")
     (path / "manifest.json").write_bytes(sealed_json(content | {"format_version": 2}))
-    with pytest.raises(CheckpointError, match="has format 2, this lgq reads format 1: use the lgq"):
+    with pytest.raises(LGQError, match="has format 2, this lgq reads format 1: use the lgq"):
         Checkpoints(tmp_path).load(path)
 
 
 def test_a_rank_that_saved_nothing_is_refused(tmp_path):
     path = Checkpoints(tmp_path).save(1, state_of(1))
-    with pytest.raises(CheckpointError, match="holds the states of ranks 0 to 0, not of rank 1: resume with"):
+    with pytest.raises(LGQError, match="holds the states of ranks 0 to 0, not of rank 1: resume with"):
         Checkpoints(tmp_path).load(path, rank=1)
 
 

@@ -32,25 +32,20 @@ from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
-from lgq.hub import PretrainedError
-from lgq.maskgit import MaskGIT
+from lgq.hub import PretrainedError, image_size_of, model_kind
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.generation import batch_seed
 from lgq.metrics.likelihood import measure_likelihood
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
+from lgq.tokenizer import load_tokenizer
 from lgq.training import generator_trainer as generator
 from lgq.training import trainer as processes
 from lgq.training.footprint import generator_footprint
 from lgq.training.generator_trainer import GeneratorTraining, grid_of, require_fit, train_generator
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
-from lgq.training.run_directory import (
-    RunError,
-    chosen_image_size,
-    kind_of,
-    trained_generator,
-    trained_tokenizer,
-)
+from lgq.training.run_directory import RunError
 from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
@@ -413,31 +408,31 @@ def test_settings_that_make_no_sense_are_refused_by_name(wrong, message):
 
 
 def test_a_run_knows_what_it_trains_and_is_loaded_as_such(trained, tmp_path):
-    assert kind_of(trained) == kind_of(trained / "best") == "generator"
-    assert kind_of(trained / "best/tokenizer") == "tokenizer"
-    assert trained_generator(trained).classes == trained_generator(trained / "best").classes == ("cat", "dog")
-    tokens = trained_tokenizer(trained / "best/tokenizer").encode(torch.zeros(1, 3, 4, 4))
+    assert model_kind(trained) == model_kind(trained / "best") == "generator"
+    assert model_kind(trained / "best/tokenizer") == "tokenizer"
+    assert load_generator(trained).classes == load_generator(trained / "best").classes == ("cat", "dog")
+    tokens = load_tokenizer(trained / "best/tokenizer").encode(torch.zeros(1, 3, 4, 4))
     assert tokens.shape == (1, 2, 2)
     with pytest.raises(PretrainedError, match="there is no directory"):
-        kind_of(tmp_path / "nowhere")
+        model_kind(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("part", ["", "best"])
 def test_a_generator_in_the_place_of_a_tokenizer_is_one_clear_line(trained, part):
-    for use in (trained_tokenizer, partial(chosen_image_size, given=8)):
-        with pytest.raises(RunError, match=r"is a generator, and this needs a tokenizer: .*tokenizer/"):
+    for use in (load_tokenizer, partial(image_size_of, given=8)):
+        with pytest.raises(PretrainedError, match=r"is a generator, and this needs a tokenizer: "):
             use(trained / part)
 
 
 def test_a_tokenizer_in_the_place_of_a_generator_is_one_clear_line(trained):
-    with pytest.raises(RunError, match=r"is a tokenizer, and this needs a generator"):
-        trained_generator(trained / "best/tokenizer")
+    with pytest.raises(PretrainedError, match=r"is a tokenizer, and this needs a generator"):
+        load_generator(trained / "best/tokenizer")
 
 
 def test_settings_that_are_no_settings_are_named(tmp_path):
     (tmp_path / "config.json").write_text("[1, 2")
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):
-        kind_of(tmp_path)
+        model_kind(tmp_path)
 
 
 def test_a_footprint_counts_the_parameters_and_grows_with_the_batch(tokens):
@@ -556,7 +551,7 @@ def test_a_generator_recovers_a_known_distribution_and_its_classes(tmp_path):
         loop=LoopSettings(steps=500, validate_every=500, checkpoint_every=500),
     )
     train(run, data, tmp_path / "run")
-    maskgit = trained_generator(tmp_path / "run")
+    maskgit = load_generator(tmp_path / "run")
     # One token a step, in an order that does not look at them: exactly the network's own distribution.
     sampling = Sampling(steps=4, order="random", schedule="linear")
     for label, joint in enumerate(joints):

@@ -17,10 +17,11 @@ from leftovers import saved_states, timeless_records
 from torch import Tensor
 
 from lgq.config import to_json
+from lgq.files import LockError, directory_lock
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import WandbTracker, read_records
 from lgq.training.loop import DivergedError, run_loop
-from lgq.training.run_directory import LockError, RunError, run_lock
+from lgq.training.run_directory import RunError
 from lgq.training.settings import LoopSettings
 from lgq.training.trainer import NonFiniteError
 
@@ -352,7 +353,7 @@ def test_weights_and_biases_gets_every_record_and_may_join_later(tmp_path, monke
 
 
 def test_a_directory_in_use_is_refused(tmp_path):
-    with run_lock(tmp_path), pytest.raises(LockError, match=f"in use by process {os.getpid()}"):
+    with directory_lock(tmp_path), pytest.raises(LockError, match=f"in use by process {os.getpid()}"):
         walk(tmp_path)
 
 

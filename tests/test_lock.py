@@ -13,17 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from lgq.training import run_directory as lock
-from lgq.training.run_directory import LOCK_FILE, LockError, run_lock
+from lgq.files import LOCK_FILE, LockError, directory_lock
 
-# By file, without lgq and torch, whose import would take seconds.
 HOLDER = """
-import importlib.util, os, sys, time
-spec = importlib.util.spec_from_file_location("lock", sys.argv[2])
-lock = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lock)
+import os, sys, time
+from lgq import files as lock
 try:
-    with lock.run_lock(sys.argv[1]):
+    with lock.directory_lock(sys.argv[1]):
         if "worker" in sys.argv and os.fork() == 0:
             os.write(1, f"worker {os.getpid()}\\n".encode())
             time.sleep(60)
@@ -36,7 +32,7 @@ except lock.LockError as error:
 
 @contextmanager
 def other_process(directory: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", HOLDER, str(directory), lock.__file__, *options]
+    command = [sys.executable, "-c", HOLDER, str(directory), *options]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -53,21 +49,21 @@ def test_a_second_process_is_told_who_holds_the_run(tmp_path):
     with other_process(tmp_path) as holder:
         assert said_by(holder) == "held"
         whose = f"in use by process {holder.pid} on {socket.gethostname()}: wait for it, stop it, or choose"
-        with pytest.raises(LockError, match=whose) as caught, run_lock(tmp_path):
+        with pytest.raises(LockError, match=whose) as caught, directory_lock(tmp_path):
             pass
         assert str(tmp_path) in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
 def test_a_second_process_is_kept_out_of_ours(tmp_path):
-    with run_lock(tmp_path), other_process(tmp_path) as other:
+    with directory_lock(tmp_path), other_process(tmp_path) as other:
         assert f"in use by process {os.getpid()}" in said_by(other)
 
 
 def test_a_refused_process_leaves_the_lock_with_its_holder(tmp_path):
-    with run_lock(tmp_path):
+    with directory_lock(tmp_path):
         for _ in range(2):
-            with pytest.raises(LockError, match=f"process {os.getpid()} "), run_lock(tmp_path):
+            with pytest.raises(LockError, match=f"process {os.getpid()} "), directory_lock(tmp_path):
                 pass
 
 
@@ -76,7 +72,7 @@ def test_a_killed_holder_leaves_no_lock(tmp_path):
         assert said_by(holder) == "held"
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        with run_lock(tmp_path):
+        with directory_lock(tmp_path):
             pass
 
 
@@ -88,35 +84,35 @@ def test_a_worker_that_outlives_its_killed_trainer_keeps_no_lock(tmp_path):
             holder.send_signal(signal.SIGKILL)
             holder.wait()
             os.kill(worker, 0)
-            with run_lock(tmp_path):
+            with directory_lock(tmp_path):
                 pass
         finally:
             os.kill(worker, signal.SIGKILL)
 
 
 def test_a_block_that_fails_lets_go(tmp_path):
-    with pytest.raises(RuntimeError), run_lock(tmp_path):
+    with pytest.raises(RuntimeError), directory_lock(tmp_path):
         raise RuntimeError
-    with run_lock(tmp_path), other_process(tmp_path) as other:
+    with directory_lock(tmp_path), other_process(tmp_path) as other:
         assert "in use" in said_by(other)
 
 
 def test_a_missing_run_directory_is_made(tmp_path):
-    with run_lock(tmp_path / "a" / "b"):
+    with directory_lock(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b").is_dir()
 
 
 def test_a_file_in_place_of_the_directory_is_refused_in_one_line(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(LockError, match=r"^cannot lock .*run: .*; make the directory writable, or choose"):
-        run_lock(tmp_path / "run").__enter__()
+        directory_lock(tmp_path / "run").__enter__()
 
 
 def test_a_holder_without_a_readable_name_is_still_a_holder(tmp_path):
-    with run_lock(tmp_path):
+    with directory_lock(tmp_path):
         for content in ("", "nonsense", "[]"):
             (tmp_path / LOCK_FILE).write_text(content)
-            with pytest.raises(LockError, match="in use by another process"), run_lock(tmp_path):
+            with pytest.raises(LockError, match="in use by another process"), directory_lock(tmp_path):
                 pass
 
 
@@ -127,16 +123,16 @@ def test_a_file_system_without_locks_warns_and_a_broken_one_refuses(tmp_path, mo
 
     monkeypatch.setattr(fcntl, "flock", fail)
     if number == errno.EIO:
-        with pytest.raises(LockError, match="cannot lock"), run_lock(tmp_path):
+        with pytest.raises(LockError, match="cannot lock"), directory_lock(tmp_path):
             pass
     else:
-        with run_lock(tmp_path):
+        with directory_lock(tmp_path):
             assert "has no locks" in caplog.text
 
 
 def test_a_lock_leaves_no_open_file_behind(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
-    with run_lock(tmp_path), pytest.raises(LockError), run_lock(tmp_path):
+    with directory_lock(tmp_path), pytest.raises(LockError), directory_lock(tmp_path):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -149,5 +145,5 @@ def test_a_close_that_fails_hides_no_error(tmp_path, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "close", fail)
-    with pytest.raises(RuntimeError, match="the reason"), run_lock(tmp_path):
+    with pytest.raises(RuntimeError, match="the reason"), directory_lock(tmp_path):
         raise RuntimeError("the reason")
