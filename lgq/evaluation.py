@@ -21,7 +21,7 @@ from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.metric_networks import NEED_INCEPTION, MetricNetworks
 from lgq.metrics.quality import Reconstruct, TokenizerQuality, through
 from lgq.metrics.reference import Reference, share_of_images
-from lgq.models.modes import in_eval_mode
+from lgq.models import in_eval_mode
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 

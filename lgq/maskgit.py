@@ -37,7 +37,7 @@ from lgq.hub import (
     require_kind,
     require_room_for_copy,
 )
-from lgq.models.modes import in_eval_mode
+from lgq.models import in_eval_mode
 from lgq.models.sampling import Sampling, sample_tokens
 from lgq.models.transformer import MaskedTransformer, TransformerSettings
 from lgq.tokenizer import Tokenizer

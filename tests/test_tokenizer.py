@@ -200,10 +200,10 @@ def test_a_loaded_tokenizer_trains_on(saved):
 def test_codes_that_wait_for_data_still_wait_after_loading(tmp_path):
     build(quantizer_options={"init": "data"}).save_pretrained(tmp_path / "fresh")
     waiting = Tokenizer.from_pretrained(tmp_path / "fresh")
-    assert waiting.quantizer.awaits_data
+    assert waiting.quantizer.needs_data_init
     train_a_step(waiting)
     waiting.save_pretrained(tmp_path / "started")
-    assert not Tokenizer.from_pretrained(tmp_path / "started").quantizer.awaits_data
+    assert not Tokenizer.from_pretrained(tmp_path / "started").quantizer.needs_data_init
 
 
 def test_a_loaded_tokenizer_does_not_depend_on_its_file(saved):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lgq.bench.timing import interleaved, require_measurable
 from lgq.checks import require_at_least
-from lgq.ops.search import nearest
+from lgq.ops.search import nearest_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,16 @@ def _row(settings: EncodeBenchmark, size: int) -> EncodeRow:
     z = torch.randn(settings.tokens, settings.dim, generator=generator).to(device)
     codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5
     faiss_search = _faiss(z, codes) if device.type == "cpu" and importlib.util.find_spec("faiss") else None
-    field: dict[str, Callable[[], object]] = {"ours": lambda: nearest(z, codes), "gemm": _gemm(z, codes)}
+    field: dict[str, Callable[[], object]] = {
+        "ours": lambda: nearest_codes(z, codes),
+        "gemm": _gemm(z, codes),
+    }
     if faiss_search:
         field["faiss"] = faiss_search
     best = interleaved(field, repeats=settings.repeats, device=device)
-    agreement = float((faiss_search() == nearest(z, codes)).float().mean()) if faiss_search else None
+    agreement = (
+        float((faiss_search() == nearest_codes(z, codes).indices).float().mean()) if faiss_search else None
+    )
     return EncodeRow(
         codebook_size=size,
         ms=best["ours"],

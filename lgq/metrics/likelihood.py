@@ -26,8 +26,8 @@ from lgq.data.token_loader import TokenBatch
 from lgq.data.tokens import TokenDataset, require_same_meaning
 from lgq.distributed import sum_over_ranks
 from lgq.errors import LGQError
+from lgq.models import in_eval_mode
 from lgq.models.masking import fixed_masks
-from lgq.models.modes import in_eval_mode
 from lgq.models.transformer import MaskedTransformer
 from lgq.progress import Progress, unwatched
 

@@ -1,9 +1,9 @@
-"""Which code does a vector belong to, and how strongly?   n = vectors, k = codes, c = channels.
+"""Soft assignment of vectors to codes, in tiles.   n = vectors, k = codes, c = channels.
 
-Exact soft assignment p = softmax(score / tau), as LGQ (Altun et al. 2026) and IBQ (Shi et al. 2024)
-need it, without the n x k matrix: both passes walk over tiles of vectors with one small workspace.
-The forward pass keeps a handful of numbers per vector, the backward pass recomputes the rest, and
-a training step costs six GEMMs of 2nkc operations: the least that the formulas allow.
+Exact p = softmax(score / tau), as LGQ (Altun et al. 2026) and IBQ (Shi et al. 2024) need it, without the
+n x k matrix: both passes go over tiles of vectors with one small workspace. The forward pass keeps a few
+numbers per vector and the backward pass recomputes the rest. A training step costs six GEMMs of 2nkc
+operations, the minimum that the formulas allow.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,32 +13,32 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.errors import LGQError
-from lgq.ops.numerics import least_log_weight, outside_autocast
+from lgq.ops.numerics import min_log_weight, outside_autocast
 from lgq.ops.search import (
     Score,
     Scores,
     blockwise_argmax,
-    centre_of,
-    require_comparable,
+    check_score_inputs,
+    score_centre,
+    score_dtype,
     tile_rows,
-    work_dtype,
 )
 
 CodebookGradient = Literal["soft", "hard", "both"]
 
 
 class SoftAssignment(NamedTuple):
-    """What `soft_assignment` returns; all but the indices are differentiable."""
+    """Result of `soft_assignment`; all fields but the indices are differentiable."""
 
     codes: Float[Tensor, "n c"]
     """Value of the best code, gradient of the soft mean sum_k p_nk e_k."""
     indices: Int[Tensor, " n"]
     purity: Float[Tensor, " n"]
-    """sum_k p_nk^2, which is 1 where the assignment is one-hot."""
+    """Purity sum_k p_nk^2; 1 for a one-hot assignment."""
     entropy: Float[Tensor, " n"]
-    """-sum_k p_nk log p_nk, in nats."""
+    """Entropy -sum_k p_nk log p_nk, in nats."""
     usage: Float[Tensor, " k"]
-    """mean_n p_nk."""
+    """Mean assignment of each code, mean_n p_nk."""
 
 
 def soft_assignment(
@@ -53,12 +53,12 @@ def soft_assignment(
     """Assign each vector to every code with p = softmax(score / tau), and to its best code.
 
     score: `l2` is -||z - e||^2, `dot` is <z, e>.
-    codebook_gradient: where the gradient of the returned codes meets the codebook directly: every
-        code in proportion to p (`soft`), the chosen code alone (`hard`), or `both`. The gradient
-        through the scores is there in each case.
-    tile: vectors handled at a time. Moves memory and speed, never results beyond rounding.
+    codebook_gradient: codes that the gradient of the returned codes reaches directly: every code in
+        proportion to p (`soft`), the chosen code alone (`hard`), or `both`. The gradient through the
+        scores is the same in each case.
+    tile: number of vectors per tile; changes memory and speed, and results only by rounding.
     """
-    require_comparable(z, codes, score)
+    check_score_inputs(z, codes, score)
     if codebook_gradient not in get_args(CodebookGradient):
         rule = " or ".join(map(repr, get_args(CodebookGradient)))
         raise LGQError(f"codebook_gradient must be {rule}, got {codebook_gradient!r}.")
@@ -71,12 +71,12 @@ def soft_assignment(
 def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     if isinstance(tau, Tensor):
         if tau.ndim or tau.requires_grad:
-            rule = "a single number without a gradient: pass tau.detach(), and anneal it instead"
+            rule = "a single number without a gradient (pass tau.detach(), and anneal it instead)"
             raise LGQError(f"tau must be {rule}, got shape {tuple(tau.shape)}.")
         return tau
     if not 0 < tau < float("inf"):
-        raise LGQError(f"tau must be positive and finite, got {tau}; `nearest` is the limit of 0.")
-    return torch.full((), tau, dtype=work_dtype(z, codes), device=z.device)
+        raise LGQError(f"tau must be positive and finite, got {tau}; `nearest_codes` is the limit of 0.")
+    return torch.full((), tau, dtype=score_dtype(z, codes), device=z.device)
 
 
 @torch.library.custom_op("lgq::soft_assignment", mutates_args=())
@@ -87,10 +87,11 @@ def _soft_assignment(
     _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
     usage.zero_()
     with outside_autocast(z):
-        scores = Scores(z, codes, score, centre_of(z, codes))
+        scores = Scores(z, codes, score, score_centre(z, codes))
         inverse = 1 / tau.to(usage.dtype)
         for tile, (s, p) in scores.tiles(rows, depth=2):
-            # The best before the division by tau, which may round two scores to one: as `nearest` has it.
+            # The best before the division by tau, which may round two scores to one value: `nearest_codes`
+            # compares them undivided too.
             peak[tile], indices[tile] = blockwise_argmax(scores.write(s, tile))
             _to_log_weights(s.sub_(peak[tile, None]), inverse)
             torch.softmax(s, 1, out=p)
@@ -109,7 +110,7 @@ def _(
 
 
 def _empty_outputs(z: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
-    n, dtype = z.shape[0], work_dtype(z, codes)
+    n, dtype = z.shape[0], score_dtype(z, codes)
     purity, entropy, peak = (z.new_empty(n, dtype=dtype) for _ in range(3))
     usage = z.new_empty(codes.shape[0], dtype=dtype)
     return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak
@@ -133,9 +134,9 @@ def _soft_assignment_backward(
 ) -> tuple[Tensor, Tensor]:
     k = len(codes)
     with outside_autocast(z):
-        scores = Scores(z, codes, score, centre_of(z, codes))
+        scores = Scores(z, codes, score, score_centre(z, codes))
         inverse = 1 / tau.to(scores.inputs.dtype)
-        # Without a gradient of the output, its rows are simply missing from the joint GEMMs.
+        # Without a gradient of the output, the joint GEMMs have no rows for it.
         g = scores.inputs[:0] if grad_output is None else grad_output.to(scores.inputs.dtype)
         g_soft = g[:0] if codebook_gradient == "hard" else g
         dp_bias = torch.zeros_like(scores.bias)
@@ -165,8 +166,8 @@ def _soft_assignment_backward(
 
 
 def _to_log_weights(s: Tensor, inverse_tau: Tensor) -> None:
-    """In place: scores less the row's best, over tau, raised out of the range of denormal weights."""
-    s.mul_(inverse_tau).clamp_(min=least_log_weight(s.dtype))
+    """Divide scores relative to the row's best by tau in place, and clamp them above denormal weights."""
+    s.mul_(inverse_tau).clamp_(min=min_log_weight(s.dtype))
 
 
 def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
@@ -176,7 +177,7 @@ def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
 def _score_gradient(
     both: Float[Tensor, "2 t w"], grad_purity: Tensor | None, grad_entropy: Tensor | None
 ) -> Float[Tensor, "t w"]:
-    """From (log-weights, dL/dp of the linear outputs), in place, to (p, dL/d log-weights)."""
+    """Turn (log-weights, dL/dp of the linear outputs) into (p, dL/d log-weights), in place."""
     p, dp = both
     if grad_entropy is not None:
         dp.addcmul_(p, -grad_entropy)

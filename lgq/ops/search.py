@@ -1,7 +1,4 @@
-"""How well each code fits each vector, tile by tile.   n = vectors, k = codes, c = channels.
-
-Which code is nearest to a vector?   n = vectors, k = codes, c = channels.
-"""
+"""The nearest code of each vector, by scores in tiles.   n = vectors, k = codes, c = channels."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -18,29 +15,62 @@ Score = Literal["l2", "dot"]
 _BLOCK = 128
 _TILE_BYTES = 8 * 2**20  # two tiles stay in a CPU's last-level cache
 _TILE_BYTES_ACCELERATOR = 128 * 2**20
-_FEWEST_ROWS = 64  # fewer vectors a GEMM and reading the codebook takes longer than using it
+_MIN_ROWS = 64  # with fewer vectors per GEMM, reading the codebook takes longer than using it
+_SEARCH_CODES = 4096  # the hard search needs no whole rows, so it also cuts its tiles along the codes
 
 
-def require_comparable(z: Tensor, codes: Tensor, score: str) -> None:
-    """Refuse a score, or shapes, that there are no scores of."""
-    if score not in get_args(Score):
-        raise LGQError(f"score must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
-    if z.ndim != 2 or codes.ndim != 2 or z.shape[1] != codes.shape[1]:
-        shapes = f"{tuple(z.shape)} and {tuple(codes.shape)}"
-        raise LGQError(f"vectors (n, c) and codes (k, c) must share their channels, got {shapes}.")
-    if len(codes) == 0:
-        raise LGQError("a codebook needs at least one code, got none.")
+class NearestCodes(NamedTuple):
+    """Result of `nearest_codes`, without gradients."""
+
+    indices: Int[Tensor, " n"]
+    codes: Float[Tensor, "n c"]
+
+
+def nearest_codes(
+    z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2"
+) -> NearestCodes:
+    """Find the code with the best score: smallest distance (`l2`) or largest inner product (`dot`)."""
+    check_score_inputs(z, codes, score)
+    return NearestCodes(*_nearest_codes(z.detach(), codes.detach(), score))
+
+
+@torch.library.custom_op("lgq::nearest_codes", mutates_args=())
+def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    peak = torch.full((len(z),), -torch.inf, dtype=score_dtype(z, codes), device=z.device)
+    with outside_autocast(z):
+        centre = score_centre(z, codes)
+        for start in range(0, len(codes), _SEARCH_CODES):
+            block = codes[start : start + _SEARCH_CODES]
+            scores = Scores(z, block, score, centre)
+            for tile, (out,) in scores.tiles(tile_rows(z, block), depth=1):
+                block_peak, position = blockwise_argmax(scores.write(out, tile))
+                indices[tile] = torch.where(block_peak > peak[tile], position + start, indices[tile])
+                peak[tile] = torch.maximum(block_peak, peak[tile])
+    return indices, codes[indices]
+
+
+@_nearest_codes.register_fake
+def _(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    # shape[0], not len: torch.compile would trace a length as a constant.
+    n = z.shape[0]
+    return z.new_empty(n, dtype=torch.int64), codes.new_empty(n, codes.shape[1])
+
+
+def squared_distances(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"]) -> Float[Tensor, "n k"]:
+    """Compute all distances as one n x k matrix, for the dense references of the quantizers."""
+    return z.square().sum(1, keepdim=True) - 2 * z @ codes.T + codes.square().sum(1)
 
 
 class Scores:
-    """Scores as <inputs_n, e_k> + bias_k, less what is constant in k; walked in tiles.
+    """Scores as <inputs_n, e_k> + bias_k, without what is constant in k, computed tile by tile.
 
-    Distances are taken from `centre`: they do not change, while products of vectors that lie far
-    from the origin would lose in rounding what tells neighbouring codes apart.
+    Distances are taken from `centre`. This does not change them, but products of vectors far from the
+    origin would lose in rounding what tells neighbouring codes apart.
     """
 
     def __init__(self, z: Tensor, codes: Tensor, score: str, centre: Tensor):
-        dtype = work_dtype(z, codes)
+        dtype = score_dtype(z, codes)
         self.codes = codes.detach().to(dtype)
         self.inputs = z.detach().to(dtype)
         self.bias = self.codes.new_full((_width(len(codes)),), -torch.inf)
@@ -51,7 +81,7 @@ class Scores:
             self.bias[: len(codes)] -= torch.linalg.vector_norm(self.codes, dim=1).square()
 
     def tiles(self, rows: int, *, depth: int) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in."""
+        """Yield slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in."""
         n, width = len(self.inputs), len(self.bias)
         workspace = self.inputs.new_empty(depth * min(rows, n) * width)
         for start in range(0, n, rows):
@@ -59,91 +89,48 @@ class Scores:
             yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)
 
     def write(self, out: Float[Tensor, "t w"], tile: slice) -> Float[Tensor, "t w"]:
-        """The scores of a tile; -inf in the columns beyond the codes."""
+        """Write the scores of a tile into `out`, with -inf in the columns beyond the codes."""
         out.copy_(self.bias.expand_as(out))
         out[:, : len(self.codes)].addmm_(self.inputs[tile], self.codes.T)
         return out
 
 
 def blockwise_argmax(scores: Float[Tensor, "t w"]) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
-    """Maximum of each row and where it is, in two levels: argmax of a long row is not vectorised."""
+    """Maximum and argmax of each row, in two levels: torch does not vectorise the argmax of a long row."""
     peak, block = scores.unflatten(1, (-1, _BLOCK)).amax(2).max(1)
     first = block * _BLOCK
-    inside = first[:, None] + torch.arange(_BLOCK, device=scores.device)
-    return peak, first + scores.gather(1, inside).argmax(1)
+    columns = first[:, None] + torch.arange(_BLOCK, device=scores.device)
+    return peak, first + scores.gather(1, columns).argmax(1)
 
 
-def centre_of(z: Tensor, codes: Tensor) -> Float[Tensor, " c"]:
-    """What `Scores` takes distances from: the mean code, in the type that scores of `z` have."""
-    return codes.detach().to(work_dtype(z, codes)).mean(0)
+def score_centre(z: Tensor, codes: Tensor) -> Float[Tensor, " c"]:
+    """Mean code, from which `Scores` takes distances, in the dtype of the scores."""
+    return codes.detach().to(score_dtype(z, codes)).mean(0)
 
 
-def work_dtype(z: Tensor, codes: Tensor) -> torch.dtype:
-    """float32 at least: bf16 keeps 8 significant bits, so neighbouring codes would tie."""
+def score_dtype(z: Tensor, codes: Tensor) -> torch.dtype:
+    """Dtype of the scores, float32 at least: with the 8 significant bits of bf16, neighbouring codes tie."""
     return torch.promote_types(torch.promote_types(z.dtype, codes.dtype), torch.float32)
 
 
 def tile_rows(z: Tensor, codes: Tensor) -> int:
-    """Vectors a tile that is large enough for GEMMs and small enough for the cache."""
-    return max(_FEWEST_ROWS, _tile_bytes(z) // (_width(len(codes)) * work_dtype(z, codes).itemsize))
-
-
-def _tile_bytes(z: Tensor) -> int:
-    return _TILE_BYTES if z.device.type == "cpu" else _TILE_BYTES_ACCELERATOR
+    """Number of vectors per tile: enough for an efficient GEMM, few enough for the cache."""
+    tile_bytes = _TILE_BYTES if z.device.type == "cpu" else _TILE_BYTES_ACCELERATOR
+    return max(_MIN_ROWS, tile_bytes // (_width(len(codes)) * score_dtype(z, codes).itemsize))
 
 
 def _width(k: int) -> int:
-    """Row length of a tile of scores: whole blocks, and no stride that maps rows to one cache set."""
+    """Row length of a tile: whole blocks, and no stride that maps all rows to one cache set."""
     width = -(-k // _BLOCK) * _BLOCK
     return width + _BLOCK if width % 1024 == 0 else width
 
 
-_SEARCH_CODES = 4096  # the hard search needs no whole rows, so its tile is cut along the codes too
-
-
-class Choice(NamedTuple):
-    """The code that a vector is given."""
-
-    indices: Int[Tensor, " n"]
-    codes: Float[Tensor, "n c"]
-
-
-def nearest(
-    z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2"
-) -> Int[Tensor, " n"]:
-    """Index of the code with the best score: smallest distance (`l2`) or largest product (`dot`)."""
-    return choose(z, codes, score=score).indices
-
-
-def choose(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, score: Score = "l2") -> Choice:
-    """The best code of each vector and its index, without gradients."""
-    require_comparable(z, codes, score)
-    return Choice(*_choose(z.detach(), codes.detach(), score))
-
-
-def squared_distances(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"]) -> Float[Tensor, "n k"]:
-    """All distances as one n x k matrix, for the dense references of the quantizers."""
-    return z.square().sum(1, keepdim=True) - 2 * z @ codes.T + codes.square().sum(1)
-
-
-@torch.library.custom_op("lgq::choose", mutates_args=())
-def _choose(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
-    indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    peak = torch.full((len(z),), -torch.inf, dtype=work_dtype(z, codes), device=z.device)
-    with outside_autocast(z):
-        centre = centre_of(z, codes)
-        for start in range(0, len(codes), _SEARCH_CODES):
-            some = codes[start : start + _SEARCH_CODES]
-            scores = Scores(z, some, score, centre)
-            for tile, (out,) in scores.tiles(tile_rows(z, some), depth=1):
-                best, where = blockwise_argmax(scores.write(out, tile))
-                indices[tile] = torch.where(best > peak[tile], where + start, indices[tile])
-                peak[tile] = torch.maximum(best, peak[tile])
-    return indices, codes[indices]
-
-
-@_choose.register_fake
-def _(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
-    # shape[0], not len: a length would be fixed when torch.compile traces this.
-    n = z.shape[0]
-    return z.new_empty(n, dtype=torch.int64), codes.new_empty(n, codes.shape[1])
+def check_score_inputs(z: Tensor, codes: Tensor, score: str) -> None:
+    """Raise an error for an unknown score, or for shapes that do not fit."""
+    if score not in get_args(Score):
+        raise LGQError(f"score must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
+    if z.ndim != 2 or codes.ndim != 2 or z.shape[1] != codes.shape[1]:
+        shapes = f"{tuple(z.shape)} and {tuple(codes.shape)}"
+        raise LGQError(f"vectors (n, c) and codes (k, c) must have equal channels, got {shapes}.")
+    if len(codes) == 0:
+        raise LGQError("a codebook needs at least one code, got none.")

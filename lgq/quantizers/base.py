@@ -1,8 +1,6 @@
-"""The contract of every quantizer: latents in; codes, indices and a loss out, whatever the layout.
+"""The contract of every quantizer: latents in; codes, indices and a loss out, in any tensor layout.
 
-n = vectors, k = codes, c = channels.
-
-A linear layer of fixed seed that computes in float32 or better, also where its weights are half.
+n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 from abc import ABC, abstractmethod
@@ -25,12 +23,13 @@ class Quantized:
     """Result of a quantizer; unpacks to (quantized, indices, loss)."""
 
     quantized: Float[Tensor, "*shape"]
-    """Codes in the shape and dtype of the input, with the quantizer's gradient to it."""
+    """Codes in the shape and dtype of the input, with the quantizer's gradient with respect to it."""
     indices: Int[Tensor, "*tokens"]
+    """Index of each code, in the shape of the input without the channels."""
     loss: Float[Tensor, ""]
-    """The weighted sum that a trainer adds to its own loss; 0 in eval mode."""
+    """Weighted sum that a trainer adds to its own loss; 0 in eval mode."""
     terms: dict[str, Tensor] = field(default_factory=dict)
-    """Detached, unweighted parts of the loss, for logs; none in eval mode without gradients."""
+    """Detached, unweighted parts of the loss, for logs; empty in eval mode without gradients."""
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.quantized, self.indices, self.loss))
@@ -39,21 +38,21 @@ class Quantized:
 class Quantizer(nn.Module, ABC):
     """Maps each latent vector to one of `codebook_size` codes.
 
-    dim: channels of the latents.
+    dim: number of channels of the latents.
     codebook_size: number of codes.
-    channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW and alike.
-    seed: of the random start, so that two runs begin alike.
+    channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW, BCT or BCTHW.
+    seed: seed of the initial codes.
     """
 
     label: ClassVar[str]
     """Name in tables and figures."""
     learned_codes: ClassVar[bool] = True
-    """Whether training moves the codes of `codebook`; False for a fixed grid."""
+    """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Options that differ from the constructor's defaults in the named runs of a scale, by scale name."""
-    precise: tuple[str, ...] = ()
+    """Options of the named runs of each scale that differ from the constructor's defaults."""
+    float32_buffers: ClassVar[tuple[str, ...]] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
-    dense_matrices: int | None = None
+    dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
     def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
@@ -67,10 +66,10 @@ class Quantizer(nn.Module, ABC):
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        """`forward` on a matrix of float32 (or better) vectors; called outside autocast."""
+        """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast."""
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
-        """The plain formulas with their n x k matrices: the reference that tests and benchmarks compare with.
+        """Compute the plain formulas with n x k matrices: the reference for tests and benchmarks.
 
         Optional: a quantizer that defines it also sets `dense_matrices`.
         """
@@ -78,25 +77,29 @@ class Quantizer(nn.Module, ABC):
 
     @abstractmethod
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
-        """The index of each vector's code, without gradients."""
+        """Return the index of each vector's code, without gradients."""
 
     @abstractmethod
     def lookup(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-        """The code of each index."""
+        """Return the code of each index."""
 
     @abstractmethod
-    def restart(self, seed: int) -> None:
-        """Begin anew from the random start of `seed`."""
+    def reset_parameters(self, seed: int) -> None:
+        """Redraw the initial parameters and buffers from `seed`."""
 
     def anneal(self, progress: float) -> None:
-        """Set what changes over training, at `progress` from 0 to 1. Most quantizers have nothing."""
+        """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
         if not 0 <= progress <= 1:
             raise LGQError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
 
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
         with outside_autocast(z):
-            result = self.quantize_vectors(vectors) if self._learns() else self._choose(vectors)
+            if self.training or torch.is_grad_enabled():
+                result = self.quantize_vectors(vectors)
+            else:
+                indices = self.select(vectors)
+                result = Quantized(self.lookup(indices), indices, vectors.new_zeros(()))
         quantized = self._from_vectors(result.quantized.to(z.dtype), tokens)
         loss = result.loss if self.training else torch.zeros_like(result.loss)
         terms = {name: term.detach() for name, term in result.terms.items()}
@@ -104,34 +107,29 @@ class Quantizer(nn.Module, ABC):
 
     @torch.no_grad()
     def encode(self, z: Float[Tensor, "*shape"]) -> Int[Tensor, "*tokens"]:
+        """Return the index of each vector's code, without gradients, in the shape of `z` without channels."""
         vectors, tokens = self._to_vectors(z)
         with outside_autocast(z):
             return _unflatten(self.select(vectors), tokens)
 
     def decode(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+        """Return the code of each index, with the channels at `channel_dim`."""
         indices = require_indices(indices, self.codebook_size)
         with outside_autocast(indices):
             return self._from_vectors(self.lookup(indices.flatten()), indices.shape)
 
     def indices_to_codes(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
-        """The name that `decode` has in vector-quantize-pytorch."""
+        """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
-        before = {name: getattr(self, name) for name in self.precise}
+        before = {name: getattr(self, name) for name in self.float32_buffers}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
             moved = getattr(self, name)
             if moved.dtype in (torch.float16, torch.bfloat16):
                 setattr(self, name, at_least_float32(buffer).to(moved.device))
         return self
-
-    def _learns(self) -> bool:
-        return self.training or torch.is_grad_enabled()
-
-    def _choose(self, z: Tensor) -> Quantized:
-        indices = self.select(z)
-        return Quantized(self.lookup(indices), indices, z.new_zeros(()))
 
     def _to_vectors(self, z: Tensor) -> tuple[Tensor, torch.Size]:
         require_channels(z, self.dim, self.channel_dim)
@@ -149,21 +147,24 @@ def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
 
 
 class Projection(nn.Module):
-    """x W^T + b; rounding to bf16 would move vectors across the border between two codes."""
+    """Linear layer of a fixed seed that computes in float32 or better, whatever its weights are.
+
+    Rounding to bf16 would move vectors across the border between two codes.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, seed: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-        self.restart(seed)
+        self.reset_parameters(seed)
 
     @torch.no_grad()
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         bound = self.weight.shape[1] ** -0.5
         for parameter in self.parameters():
-            start = torch.empty(parameter.shape, device=generator.device)
-            parameter.copy_(start.uniform_(-bound, bound, generator=generator))
+            initial = torch.empty(parameter.shape, device=generator.device)
+            parameter.copy_(initial.uniform_(-bound, bound, generator=generator))
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         bias = None if self.bias is None else at_least_float32(self.bias)

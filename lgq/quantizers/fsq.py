@@ -83,10 +83,10 @@ class FSQ(Quantizer):
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.project_out(self._grid(indices))
 
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         self.seed = seed
-        self.project_in.restart(2 * seed)
-        self.project_out.restart(2 * seed + 1)
+        self.project_in.reset_parameters(2 * seed)
+        self.project_out.reset_parameters(2 * seed + 1)
 
     def _bound(self, z: Float[Tensor, "n l"]) -> Float[Tensor, "n l"]:
         """Into the open interval around the levels -L//2 .. (L-1)//2."""

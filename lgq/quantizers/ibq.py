@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.numerics import entropy, mean, mse
-from lgq.ops.search import nearest
+from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
@@ -80,12 +80,12 @@ class IBQ(Quantizer):
         return Quantized(output, indices, loss + self.entropy_weight * (vector_entropy - batch_entropy))
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest(z, self.codebook, score="dot")
+        return nearest_codes(z, self.codebook, score="dot").indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]
 
     @torch.no_grad()
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self.codebook.copy_(normal_codes(self.codebook_size, self.dim, seed=seed, std=self.init_std))

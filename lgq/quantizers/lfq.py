@@ -11,7 +11,7 @@ from torch import Tensor
 from lgq.checks import require_above_zero, require_at_least
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.ops.numerics import entropy, least_log_weight, mean, mse
+from lgq.ops.numerics import entropy, mean, min_log_weight, mse
 from lgq.quantizers.base import Projection, Quantized, Quantizer
 
 
@@ -89,10 +89,10 @@ class LFQ(Quantizer):
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.project_out(self._corners(indices))
 
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         self.seed = seed
-        self.project_in.restart(2 * seed)
-        self.project_out.restart(2 * seed + 1)
+        self.project_in.reset_parameters(2 * seed)
+        self.project_out.reset_parameters(2 * seed + 1)
 
     def _index(self, signs: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
         return ((signs > 0) * self.powers).sum(1)
@@ -127,7 +127,7 @@ def _corner_weights(z: Float[Tensor, "n h"], inverse_temperature: float) -> Floa
     corners = _corners(torch.arange(2 ** z.shape[1], device=z.device), powers).to(z.dtype)
     scores = 2 * inverse_temperature * z @ corners.T
     scores = scores - scores.detach().amax(1, keepdim=True)
-    return torch.softmax(scores.clamp_min(least_log_weight(z.dtype)), dim=1)
+    return torch.softmax(scores.clamp_min(min_log_weight(z.dtype)), dim=1)
 
 
 def _corners(indices: Int[Tensor, " m"], powers: Int[Tensor, " h"]) -> Int[Tensor, "m h"]:

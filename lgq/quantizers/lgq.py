@@ -15,16 +15,16 @@ from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
-from lgq.ops.search import Score, nearest, squared_distances
+from lgq.ops.search import Score, nearest_codes, squared_distances
 from lgq.quantizers.base import Quantized
-from lgq.quantizers.codebook_init import StartsFromData, latent_codes, normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, latent_codes, normal_codes
 
 TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]
 Init = Literal["normal", "data"]
 
 
-class LGQ(StartsFromData):
+class LGQ(DataInitQuantizer):
     """A learnable codebook in which every code learns from every vector, in proportion to p.
 
     score: what the softmax weighs: `l2`, the negative squared distance, or `dot`, the product.
@@ -42,7 +42,7 @@ class LGQ(StartsFromData):
 
     label = "LGQ"
     tau: Tensor
-    precise = ("tau",)
+    float32_buffers = ("tau",)
     dense_matrices = 6
 
     def __init__(
@@ -78,7 +78,7 @@ class LGQ(StartsFromData):
         self.diversity_weight, self.diversity_scale = diversity_weight, diversity_scale
         self.sync_usage = sync_usage
         self.hard_gradient = hard_gradient
-        self.awaits_data = init == "data"
+        self.needs_data_init = init == "data"
         self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
         self.register_buffer("tau", torch.tensor(float(tau_start)))
 
@@ -88,7 +88,7 @@ class LGQ(StartsFromData):
         self.tau.fill_(self.tau_start + (self.tau_end - self.tau_start) * way[self.tau_shape])
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        self.start_if_awaited(z)
+        self.init_from_data(z)
         route: CodebookGradient = "both" if self.hard_gradient else "soft"
         # A copy: the temperature may be annealed before the backward pass.
         tau = self.tau.clone()
@@ -124,14 +124,14 @@ class LGQ(StartsFromData):
         return everywhere.clamp_max(self.codebook_size) * concentration
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest(z, self.codebook, score=self.score)
+        return nearest_codes(z, self.codebook, score=self.score).indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]
 
-    def codes_from(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
+    def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return latent_codes(z, self.codebook_size, seed=self.seed)
 
     @torch.no_grad()
-    def begin(self, codes: Float[Tensor, "k c"]) -> None:
+    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

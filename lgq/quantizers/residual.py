@@ -96,10 +96,10 @@ class Residual(Quantizer):
         ]
         return torch.stack(codes).sum(0)
 
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         for i, stage in enumerate(self._stages()):
-            stage.restart(seed + i)
+            stage.reset_parameters(seed + i)
 
     def _stages(self) -> list[Quantizer]:
         return list(self.stages)  # type: ignore[arg-type]
@@ -121,12 +121,12 @@ def _tell_apart(stages: Sequence[Quantizer]) -> None:
     for i, stage in enumerate(stages):
         taken = {other.seed for other in stages[:i] if other is not stage}
         if stage.seed in taken and _is_fresh(stage):
-            stage.restart(max(taken) + 1)
+            stage.reset_parameters(max(taken) + 1)
 
 
 def _is_fresh(stage: Quantizer) -> bool:
     twin = copy.deepcopy(stage)
-    twin.restart(stage.seed)
+    twin.reset_parameters(stage.seed)
     now, start = stage.state_dict(), twin.state_dict()
     if any(tensor.is_meta for tensor in now.values()):
         return True

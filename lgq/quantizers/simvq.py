@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import nearest, squared_distances
+from lgq.ops.search import nearest_codes, squared_distances
 from lgq.quantizers.base import Projection, Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
@@ -76,16 +76,16 @@ class SimVQ(Quantizer):
 
     @torch.no_grad()
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest(z, self.codebook)
+        return nearest_codes(z, self.codebook).indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         """Only the chosen rows pass the map with gradients: n of them, not k."""
         codes: Tensor = self.transform(self.rows[indices])
         return codes
 
-    def restart(self, seed: int) -> None:
+    def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self.rows.copy_(normal_codes(self.codebook_size, self.dim, seed=seed))
         layers = [layer for layer in self.transform.modules() if isinstance(layer, Projection)]
         for i, layer in enumerate(layers, start=1):
-            layer.restart(seed + i)
+            layer.reset_parameters(seed + i)

@@ -14,9 +14,9 @@ from lgq.checks import require_at_least, require_between, require_one_of
 from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import choose, nearest, squared_distances
+from lgq.ops.search import nearest_codes, squared_distances
 from lgq.quantizers.base import Quantized
-from lgq.quantizers.codebook_init import StartsFromData, kmeans_codes, normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, normal_codes
 
 Gradient = Literal["straight_through", "rotation"]
 Init = Literal["normal", "kmeans"]
@@ -24,7 +24,7 @@ Init = Literal["normal", "kmeans"]
 _SMOOTHING = 1e-5
 
 
-class VQ(StartsFromData):
+class VQ(DataInitQuantizer):
     """Each code follows the running mean of the vectors that chose it.
 
     gradient: `straight_through`, or the `rotation` trick (Fifty et al. 2024).
@@ -39,7 +39,7 @@ class VQ(StartsFromData):
     codebook: Tensor
     counts: Tensor
     sums: Tensor
-    precise = ("counts", "sums")
+    float32_buffers = ("counts", "sums")
     dense_matrices = 3
 
     def __init__(
@@ -64,16 +64,16 @@ class VQ(StartsFromData):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.restart_below = restart_below
-        self.awaits_data = init == "kmeans"
+        self.needs_data_init = init == "kmeans"
         for name in ("codebook", "sums"):
             self.register_buffer(name, torch.empty(codebook_size, dim))
         self.register_buffer("counts", torch.empty(codebook_size))
-        self.begin(normal_codes(codebook_size, dim, seed=seed))
+        self.set_codebook(normal_codes(codebook_size, dim, seed=seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         # Codes from the operator, not by indexing: torch.compile would index again in the backward
         # pass, in a codebook that has moved by then.
-        return self._quantize(z, choose)
+        return self._quantize(z, nearest_codes)
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
         def search(z: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class VQ(StartsFromData):
     def _quantize(
         self, z: Float[Tensor, "n c"], search: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> Quantized:
-        self.start_if_awaited(z)
+        self.init_from_data(z)
         if self.training:
             self._take_effect()
         indices, codes = search(z, self.codebook)
@@ -98,7 +98,7 @@ class VQ(StartsFromData):
         return Quantized(through(z, codes), indices, loss, {"commitment": commitment})
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest(z, self.codebook)
+        return nearest_codes(z, self.codebook).indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]
@@ -132,10 +132,10 @@ class VQ(StartsFromData):
         self.sums.copy_(torch.where(dead[:, None], latents * count, self.sums))
         self.counts.masked_fill_(dead, count)
 
-    def codes_from(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
+    def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return kmeans_codes(z, self.codebook_size, seed=self.seed)
 
-    def begin(self, codes: Float[Tensor, "k c"]) -> None:
+    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)
         self.sums.copy_(codes)
         self.counts.fill_(1.0)

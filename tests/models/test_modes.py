@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from lgq.models.modes import in_eval_mode
+from lgq.models import in_eval_mode
 
 
 def network() -> nn.Module:

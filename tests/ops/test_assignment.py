@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lgq.ops import assignment, search
 from lgq.ops.assignment import SoftAssignment, soft_assignment
-from lgq.ops.search import nearest, squared_distances
+from lgq.ops.search import nearest_codes, squared_distances
 
 SCORES = ("l2", "dot")
 ROUTES = ("soft", "hard", "both")
@@ -110,19 +110,19 @@ def test_nearest_is_the_dense_argmax(score, k):
     z, codes = problem(33, k)
     distances = torch.cdist(z, codes).square()
     expected = distances.argmin(1) if score == "l2" else (z @ codes.T).argmax(1)
-    assert torch.equal(nearest(z, codes, score=score), expected)
+    assert torch.equal(nearest_codes(z, codes, score=score).indices, expected)
 
 
 def test_nearest_cuts_many_vectors_into_tiles():
     z, codes = problem(3000, 5000)
-    assert torch.equal(nearest(z, codes), torch.cdist(z, codes).argmin(1))
+    assert torch.equal(nearest_codes(z, codes).indices, torch.cdist(z, codes).argmin(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_input_chooses_what_float32_of_its_values_does(dtype):
     z, codes = (x.detach() for x in problem(200, 300, dtype=torch.float32))
     half = z.to(dtype)
-    assert torch.equal(nearest(half, codes), nearest(half.float(), codes))
+    assert torch.equal(nearest_codes(half, codes).indices, nearest_codes(half.float(), codes).indices)
     result = soft_assignment(half.requires_grad_(), codes, 0.5)
     reference = soft_assignment(half.float(), codes, 0.5)
     assert result.codes.dtype == dtype
@@ -138,8 +138,8 @@ def test_autocast_changes_nothing():
     expected, expected_gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside, gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
-        indices = nearest(z, codes)
-    assert torch.equal(indices, nearest(z, codes))
+        indices = nearest_codes(z, codes).indices
+    assert torch.equal(indices, nearest_codes(z, codes).indices)
     for ours, theirs in zip((*inside, *gradients), (*expected, *expected_gradients), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -161,7 +161,7 @@ def test_no_vectors_give_empty_results_and_zero_gradients():
     assert torch.equal(result.usage, torch.zeros(5, dtype=torch.float64))
     (result.usage.sum() + result.codes.sum()).backward()
     assert torch.equal(codes.grad, torch.zeros_like(codes))
-    assert nearest(z, codes).shape == (0,)
+    assert nearest_codes(z, codes).indices.shape == (0,)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
@@ -170,7 +170,7 @@ def test_compiled_without_graph_breaks_it_gives_the_same():
 
     def loss(z, codes):
         result = soft_assignment(z, codes, 0.5)
-        hard = codes[nearest(z, codes)]
+        hard = codes[nearest_codes(z, codes).indices]
         return (result.codes * hard).sum() + result.usage.square().sum() + result.purity.sum()
 
     expected = torch.autograd.grad(loss(z, codes), (z, codes))
@@ -184,7 +184,7 @@ def test_operators_keep_the_contract_of_torch(score):
     z, codes = problem(9, 14)
     tau = torch.tensor(0.4, dtype=torch.float64)
     torch.library.opcheck(assignment._soft_assignment, (z, codes, tau, score, "both", 4))
-    torch.library.opcheck(search._choose, (z.detach(), codes.detach(), score))
+    torch.library.opcheck(search._nearest_codes, (z.detach(), codes.detach(), score))
 
 
 def test_second_derivatives_are_refused_with_a_reason():
@@ -222,7 +222,7 @@ def test_vectors_far_from_the_origin_are_told_apart_as_near_ones_are(offset):
     exact = soft_assignment(z.double(), codes.double(), 5.0)
     result = soft_assignment(z, codes, 5.0)
     assert torch.equal(result.indices, exact.indices)
-    assert torch.equal(nearest(z, codes), exact.indices)
+    assert torch.equal(nearest_codes(z, codes).indices, exact.indices)
     torch.testing.assert_close(result.purity.double(), exact.purity, rtol=1e-3, atol=1e-5)
 
 
@@ -231,7 +231,9 @@ def test_vectors_far_from_the_origin_are_told_apart_as_near_ones_are(offset):
 def test_ties_are_broken_alike_by_both_operators(score, tau):
     grid = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
     z = torch.randint(0, 16, (500, 2)) / 2
-    assert torch.equal(soft_assignment(z, grid, tau, score=score).indices, nearest(z, grid, score=score))
+    assert torch.equal(
+        soft_assignment(z, grid, tau, score=score).indices, nearest_codes(z, grid, score=score).indices
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -254,7 +256,7 @@ def test_inputs_need_not_be_contiguous(score):
         (lambda z, e: soft_assignment(z, e, torch.tensor(1.0, requires_grad=True)), "without a gradient"),
         (lambda z, e: soft_assignment(z, e, torch.ones(2)), r"single number .* got shape \(2,\)"),
         (lambda z, e: soft_assignment(z, e, 1.0, tile=0), "tile must be at least 1 vector, got 0"),
-        (lambda z, e: nearest(z, e[:0]), "at least one code"),
+        (lambda z, e: nearest_codes(z, e[:0]).indices, "at least one code"),
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lgq.ops.assignment import soft_assignment
-from lgq.ops.search import nearest
+from lgq.ops.search import nearest_codes
 from lgq.quantizers import LGQ
 
 COORDINATES = st.floats(-3, 3, allow_nan=False, width=32)
@@ -51,7 +51,7 @@ def test_the_assignment_minimises_the_free_energy(z, codes, tau, seed):
 def test_at_vanishing_temperature_the_assignment_is_the_nearest_code(z, codes):
     two_best = distances(z, codes).sort(1).values[:, :2]
     assume(float((two_best[:, 1] - two_best[:, 0]).min()) > 1e-3)
-    one_hot = torch.nn.functional.one_hot(nearest(z, codes), len(codes)).double()
+    one_hot = torch.nn.functional.one_hot(nearest_codes(z, codes).indices, len(codes)).double()
     errors = [float((weights(z, codes, tau) - one_hot).abs().max()) for tau in (1.0, 1e-2, 1e-5)]
     assert errors[2] <= errors[1] <= errors[0] + 1e-12
     assert errors[2] < 1e-12
@@ -114,7 +114,7 @@ def test_diversity_meets_its_bound_exactly_when_usage_is_uniform_on_the_support(
 
 @given(matrices(st.integers(1, 12)), matrices(st.integers(1, 16)))
 def test_one_hot_diversity_is_at_least_codes_over_tokens(z, codes):
-    usage = one_hot_usage(nearest(z, codes), len(codes))
+    usage = one_hot_usage(nearest_codes(z, codes).indices, len(codes))
     assert len(codes) * float(usage.square().sum()) >= len(codes) / min(len(z), len(codes)) - 1e-9
 
 
@@ -134,17 +134,17 @@ def test_token_scale_has_a_floor_of_one_for_one_hot_assignments_at_every_size(to
 @given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)), st.integers(0, 2**20))
 def test_no_other_selection_has_less_error_than_the_nearest_code(z, codes, seed):
     error = distances(z, codes)
-    best = error.gather(1, nearest(z, codes)[:, None]).mean()
+    best = error.gather(1, nearest_codes(z, codes).indices[:, None]).mean()
     rival = torch.from_numpy(np.random.default_rng(seed).integers(len(codes), size=len(z)))
     assert best <= error.gather(1, rival[:, None]).mean() + 1e-12
-    assert best <= error.gather(1, nearest(z, codes, score="dot")[:, None]).mean() + 1e-12
+    assert best <= error.gather(1, nearest_codes(z, codes, score="dot").indices[:, None]).mean() + 1e-12
 
 
 @given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)))
 def test_excess_error_of_dot_selection_is_within_the_norm_gap(z, codes):
     error = distances(z, codes)
-    chosen = error.gather(1, nearest(z, codes, score="dot")[:, None])
-    best = error.gather(1, nearest(z, codes)[:, None])
+    chosen = error.gather(1, nearest_codes(z, codes, score="dot").indices[:, None])
+    best = error.gather(1, nearest_codes(z, codes).indices[:, None])
     norms = codes.square().sum(1)
     assert float((chosen - best).max()) <= float(norms.max() - norms.min()) + 1e-9
 
@@ -155,13 +155,13 @@ def test_dot_and_distance_agree_where_all_norms_are_equal(z, codes):
     assume(float(lengths.min()) > 1e-2)
     sphere = codes / lengths
     error = distances(z, sphere)
-    by_dot = error.gather(1, nearest(z, sphere, score="dot")[:, None])
+    by_dot = error.gather(1, nearest_codes(z, sphere, score="dot").indices[:, None])
     torch.testing.assert_close(by_dot, error.min(1, keepdim=True).values)
 
 
 def test_dot_prefers_a_large_code_to_the_one_that_the_vector_sits_on():
     codes = torch.tensor([[1.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
     z = codes[:1]
-    assert nearest(z, codes).item() == 0
-    assert nearest(z, codes, score="dot").item() == 1
+    assert nearest_codes(z, codes).indices.item() == 0
+    assert nearest_codes(z, codes, score="dot").indices.item() == 1
     assert float(distances(z, codes)[0, 1] - distances(z, codes)[0, 0]) == 41.0
