@@ -1,1 +1,1 @@
-"""Measurements: ratios taken in one run, and memory in a fresh process a row."""
+"""Benchmarks: times as ratios within one run, because a noisy machine slows all sides of a ratio alike."""

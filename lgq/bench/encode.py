@@ -1,13 +1,14 @@
-"""Nearest-code search against faiss's exact flat index, in turns in one process."""
+"""Nearest-code search beside faiss's exact flat index, in turns in one process."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from lgq.bench.timing import interleaved, require_measurable
+from lgq.bench.measure import Call, interleaved_ms, require_measurable
 from lgq.checks import require_at_least
 from lgq.ops.search import nearest_codes
 
@@ -23,9 +24,9 @@ class EncodeBenchmark:
     sizes: tuple[int, ...] = (1_024, 4_096, 16_384, 65_536, 262_144)
     """Numbers of codes."""
     repeats: int = 16
-    """Rounds of which the best counts."""
+    """Rounds, of which the best counts."""
     device: str = "cpu"
-    """`cpu`, or `cuda` (where faiss does not take part)."""
+    """`cpu`, or `cuda`, where faiss is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,63 +34,52 @@ class EncodeRow:
     codebook_size: int
     ms: float
     gemm_ms: float
-    """The one product that the search needs, and nothing else."""
+    """Time of the one product that an exact search needs, and nothing else."""
     faiss_ms: float | None
     agreement: float | None
     """Share of the vectors for which faiss finds the same code."""
     tokens: int
 
 
+def plan(settings: EncodeBenchmark) -> tuple[int, ...]:
+    return settings.sizes
+
+
 def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
-    require_measurable(settings.sizes, settings.device)
-    for size in settings.sizes:
-        yield _row(settings, size)
-
-
-def _row(settings: EncodeBenchmark, size: int) -> EncodeRow:
-    device = torch.device(settings.device)
-    generator = torch.Generator().manual_seed(0)
+    require_measurable(sizes=settings.sizes, device=settings.device)
+    device, generator = torch.device(settings.device), torch.Generator().manual_seed(0)
     z = torch.randn(settings.tokens, settings.dim, generator=generator).to(device)
-    codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5
-    faiss_search = _faiss(z, codes) if device.type == "cpu" and importlib.util.find_spec("faiss") else None
-    field: dict[str, Callable[[], object]] = {
-        "ours": lambda: nearest_codes(z, codes),
-        "gemm": _gemm(z, codes),
-    }
-    if faiss_search:
-        field["faiss"] = faiss_search
-    best = interleaved(field, repeats=settings.repeats, device=device)
-    agreement = (
-        float((faiss_search() == nearest_codes(z, codes).indices).float().mean()) if faiss_search else None
-    )
-    return EncodeRow(
-        codebook_size=size,
-        ms=best["ours"],
-        gemm_ms=best["gemm"],
-        faiss_ms=best.get("faiss"),
-        agreement=agreement,
-        tokens=settings.tokens,
-    )
+    for size in plan(settings):
+        codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5
+        calls: dict[str, Call] = {"ours": partial(nearest_codes, z, codes), "gemm": _gemm(z, codes)}
+        agreement = None
+        if device.type == "cpu" and importlib.util.find_spec("faiss"):
+            import faiss
+
+            index = faiss.IndexFlatL2(settings.dim)
+            index.add(codes.numpy())
+            calls["faiss"] = partial(index.search, z.numpy(), 1)
+            indices = torch.from_numpy(index.search(z.numpy(), 1)[1][:, 0])
+            agreement = float((indices == nearest_codes(z, codes).indices).float().mean())
+        best = interleaved_ms(calls, repeats=settings.repeats, device=device)
+        yield EncodeRow(
+            codebook_size=size,
+            ms=best["ours"],
+            gemm_ms=best["gemm"],
+            faiss_ms=best.get("faiss"),
+            agreement=agreement,
+            tokens=settings.tokens,
+        )
 
 
-def _gemm(z: Tensor, codes: Tensor) -> Callable[[], None]:
+def _gemm(z: Tensor, codes: Tensor) -> Call:
     block = codes[:4096]
     scores = z.new_empty(len(z[:512]), len(block) + 16)[:, : len(block)]
 
     def run() -> None:
-        for first in range(0, len(codes), len(block)):
-            part = codes[first : first + len(block)]
-            for start in range(0, len(z), len(scores)):
-                tile = z[start : start + len(scores)]
+        for part in codes.split(len(block)):
+            for tile in z.split(len(scores)):
                 torch.mm(tile, part.T, out=scores[: len(tile), : len(part)])
 
     return run
-
-
-def _faiss(z: Tensor, codes: Tensor) -> Callable[[], Tensor]:
-    import faiss
-
-    index = faiss.IndexFlatL2(codes.shape[1])
-    index.add(codes.numpy())
-    return lambda: torch.from_numpy(index.search(z.numpy(), 1)[1][:, 0])

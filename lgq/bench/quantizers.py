@@ -1,24 +1,39 @@
-"""The paper's cost table on this machine: time and memory of a forward and backward pass, per quantizer.
+"""Time and memory of a training step of every registered quantizer: ours, its dense reference, and a peer's.
 
-Each row is measured in a fresh process, its time in turns with the six GEMMs of 2nkc operations
-that all-code soft assignment cannot do without: the floor.
+Each row is measured in its own process, its time in turns with the floor: the six GEMMs of 2nkc operations
+that soft assignment to all codes and its gradients need.
+n = tokens, k = codes, c = channels.
 """
 
-import dataclasses
-import json
+import importlib.util
+import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
-from lgq.bench.contestants import Contestant, contestants
-from lgq.bench.memory import available_bytes, peak_extra_bytes
-from lgq.bench.timing import BenchmarkError, interleaved, milliseconds, require_measurable
+from lgq.bench.measure import (
+    BenchmarkError,
+    Call,
+    available_bytes,
+    interleaved_ms,
+    milliseconds,
+    peak_extra_bytes,
+    require_measurable,
+)
 from lgq.checks import require_at_least
-from lgq.quantizers import QUANTIZERS
+from lgq.models.autoencoder import Decoder, Encoder
+from lgq.quantizers import QUANTIZERS, Quantizer
+from lgq.quantizers.fsq import levels_for
+from lgq.training.settings import TokenizerRun
 
+PEER = "vector-quantize-pytorch"
+_OF_THE_PEER = ("vq", "rotvq", "fsq", "lfq", "simvq")
 _SLOW_MS = 10_000
 
 
@@ -32,92 +47,129 @@ class QuantizerBenchmark:
     """Channels of a vector."""
     sizes: tuple[int, ...] = (4_096, 16_384, 65_536, 262_144, 1_048_576)
     """Numbers of codes."""
-    quantizers: tuple[str, ...] = tuple(QUANTIZERS)
-    """Names of quantizers."""
+    quantizers: tuple[str, ...] = field(default_factory=lambda: tuple(QUANTIZERS))
+    """Names of the quantizers; by default, all that are registered."""
     repeats: int = 5
-    """Rounds of which the best counts; one round where it takes over ten seconds."""
+    """Rounds, of which the best counts; only one where a round takes over ten seconds."""
     device: str = "cpu"
-    """`cpu`, or `cuda`."""
+    """`cpu` or `cuda`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerRow:
     quantizer: str
     implementation: str
+    """`ours`, `dense` for the dense reference, or the name of the peer."""
     codebook_size: int
-    ms: float | None
-    """Best time of forward and backward; None where the row does not fit in memory."""
-    floor_ms: float | None
-    """Best time of the six GEMMs in the same run."""
-    extra_bytes: int | None
-    """Peak memory beyond that in use before the step: the codebook and its gradient are there already."""
     tokens: int
-
-    @property
-    def fits(self) -> bool:
-        return self.ms is not None
+    ms: float | None = None
+    """Best time of a forward and backward pass; None where it does not fit in memory."""
+    floor_ms: float | None = None
+    """Best time of the six GEMMs in the same run."""
+    extra_bytes: int | None = None
+    """Peak memory beyond that in use before the step, which includes the codebook and its gradient."""
 
     @property
     def over_floor(self) -> float | None:
         return None if self.ms is None or self.floor_ms is None else self.ms / self.floor_ms
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        return None if self.ms is None else self.tokens / self.ms * 1e3
+
+def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
+    """Rows to be measured, by quantizer, size and implementation."""
+    rows = []
+    for name in settings.quantizers:
+        if name not in QUANTIZERS:
+            raise BenchmarkError(f"unknown quantizer {name!r}: choose from {', '.join(QUANTIZERS)}.")
+        implementations = ["ours"] if QUANTIZERS[name].dense_matrices is None else ["ours", "dense"]
+        if name in _OF_THE_PEER and importlib.util.find_spec("vector_quantize_pytorch"):
+            implementations.append(PEER)
+        rows += [
+            QuantizerRow(quantizer=name, implementation=by, codebook_size=size, tokens=settings.tokens)
+            for size in settings.sizes
+            for by in implementations
+        ]
+    return rows
 
 
 def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
-    """Rows as they come, ordered by quantizer, then size."""
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
-    require_measurable(settings.sizes, settings.device)
-    for contestant, size in plan(settings):
-        yield _measured_apart(contestant, size, settings)
+    require_measurable(sizes=settings.sizes, device=settings.device)
+    for row in plan(settings):
+        # The peer keeps up to two n x k matrices more than the dense reference.
+        matrices = 0 if row.implementation == "ours" else (QUANTIZERS[row.quantizer].dense_matrices or 0) + 2
+        needed = matrices * row.tokens * row.codebook_size * 4
+        fits = needed < 0.9 * available_bytes(torch.device(settings.device))
+        yield _measure_in_new_process(row, settings) if fits else row
 
 
-def plan(settings: QuantizerBenchmark) -> list[tuple[Contestant, int]]:
-    field = contestants(settings.quantizers)
-    return [
-        (contestant, size)
-        for name in settings.quantizers
-        for size in settings.sizes
-        for contestant in field
-        if contestant.quantizer == name
-    ]
-
-
-def _measured_apart(contestant: Contestant, size: int, settings: QuantizerBenchmark) -> QuantizerRow:
-    needed = contestant.matrices * settings.tokens * size * 4
-    if needed > 0.9 * available_bytes(torch.device(settings.device)):
-        return _row(contestant, size, settings.tokens, None, None, None)
-    task = json.dumps([dataclasses.asdict(contestant), size, dataclasses.asdict(settings)])
-    command = [sys.executable, "-m", "lgq.bench.quantizers", task]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> QuantizerRow:
+    # The class itself, and the path to its module: the other process has its own registry.
+    task = pickle.dumps((QUANTIZERS[row.quantizer], row, settings))
+    command = [sys.executable, "-m", "lgq.bench.quantizers"]
+    done = subprocess.run(command, input=pickle.dumps((sys.path, task)), capture_output=True, check=False)
     if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it was killed"
-        who = f"{contestant.quantizer} ({contestant.implementation})"
-        raise BenchmarkError(f"measuring {who} with {size} codes failed: {reason}")
-    return QuantizerRow(**json.loads(done.stdout.splitlines()[-1]))
+        error = done.stderr.decode(errors="replace").strip()
+        reason = error.splitlines()[-1] if error else "the process was killed"
+        name = f"{row.quantizer} ({row.implementation})"
+        raise BenchmarkError(f"measuring {name} with {row.codebook_size} codes failed: {reason}")
+    measured: QuantizerRow = pickle.loads(done.stdout)
+    return measured
 
 
-def measure(contestant: Contestant, size: int, settings: QuantizerBenchmark) -> QuantizerRow:
-    """One row, in this process."""
+def measure(quantizer: type[Quantizer], row: QuantizerRow, settings: QuantizerBenchmark) -> QuantizerRow:
+    """Fill in the measurements of a row, taken in this process."""
     device = torch.device(settings.device)
-    step = contestant.step(settings.tokens, settings.dim, size, device)
-    floor = six_gemms(settings.tokens, settings.dim, size, device)
+    step = training_step(quantizer, row, settings.dim, device)
+    floor = six_gemms(row.tokens, settings.dim, row.codebook_size, device)
     step()
     times: list[float] = []
     extra = peak_extra_bytes(lambda: times.append(milliseconds(step, device)), device)
     best = {"step": times[0], "floor": milliseconds(floor, device)}
     if max(best.values()) < _SLOW_MS:
-        best = interleaved({"step": step, "floor": floor}, repeats=settings.repeats, device=device)
-    return _row(contestant, size, settings.tokens, best["step"], best["floor"], extra)
+        best = interleaved_ms({"step": step, "floor": floor}, repeats=settings.repeats, device=device)
+    return replace(row, ms=best["step"], floor_ms=best["floor"], extra_bytes=extra)
 
 
-def six_gemms(tokens: int, dim: int, size: int, device: torch.device) -> Callable[[], None]:
-    """The products of a soft assignment and its gradients, in tiles of 64 MiB or more, and nothing else."""
+def training_step(quantizer: type[Quantizer], row: QuantizerRow, dim: int, device: torch.device) -> Call:
+    """A function that runs forward and backward once."""
+    torch.manual_seed(0)
+    z = torch.randn(row.tokens, dim, device=device, requires_grad=True)
+    gradient = torch.randn(row.tokens, dim, device=device) / row.tokens
+    make = partial(_peer, row.quantizer) if row.implementation == PEER else quantizer
+    with torch.device(device):
+        module: Any = make(dim, row.codebook_size)
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        z.grad = None
+        if row.implementation == PEER:  # its modules expect a batch axis, and some return no loss
+            quantized, _, *losses = module(z[None])
+        else:
+            quantized, _, *losses = module.dense_forward(z) if row.implementation == "dense" else module(z)
+        ((quantized.view_as(z) * gradient).sum() + sum(losses)).backward()
+
+    return step
+
+
+def _peer(quantizer: str, dim: int, codebook_size: int) -> nn.Module:
+    import vector_quantize_pytorch as peer
+
+    if quantizer == "fsq":
+        return peer.FSQ(list(levels_for(codebook_size)), dim=dim)
+    if quantizer == "lfq":
+        return peer.LFQ(dim=dim, codebook_size=codebook_size)
+    if quantizer == "simvq":
+        mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        return peer.SimVQ(dim, codebook_size, codebook_transform=mlp, rotation_trick=False)
+    options = {"decay": 0.8, "commitment_weight": 1.0} if quantizer == "rotvq" else {"decay": 0.99}
+    return peer.VectorQuantize(dim, codebook_size, rotation_trick=quantizer == "rotvq", **options)
+
+
+def six_gemms(tokens: int, dim: int, size: int, device: torch.device) -> Call:
+    """The products of a soft assignment and its gradients, in tiles of at least 64 MiB, and nothing else."""
     rows = min(tokens, max(64, 2**24 // size))
     z, codes = torch.randn(tokens, dim, device=device), torch.randn(size, dim, device=device)
-    # A row length that is no power of two, or the rows of a column share one cache set.
+    # The row length is not a power of two: otherwise the rows of a column share one cache set.
     scores = torch.randn(rows, size + 16, device=device)[:, :size]
     gradient = torch.zeros_like(codes)
 
@@ -128,31 +180,31 @@ def six_gemms(tokens: int, dim: int, size: int, device: torch.device) -> Callabl
             for _ in range(3):  # scores in both passes, and the gradient of the weights
                 torch.mm(tile, codes.T, out=s)
             torch.mm(s, codes)
-            for _ in range(2):  # the codebook's gradient, directly and through the scores
+            for _ in range(2):  # the gradient of the codebook, directly and through the scores
                 gradient.addmm_(s.T, tile)
 
     return run
 
 
-def _row(
-    contestant: Contestant,
-    size: int,
-    tokens: int,
-    ms: float | None,
-    floor_ms: float | None,
-    extra_bytes: int | None,
-) -> QuantizerRow:
-    return QuantizerRow(
-        quantizer=contestant.quantizer,
-        implementation=contestant.implementation,
-        codebook_size=size,
-        ms=ms,
-        floor_ms=floor_ms,
-        extra_bytes=extra_bytes,
-        tokens=tokens,
-    )
+def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats: int) -> float:
+    """Best time of a training step of encoder and decoder alone (l1, AdamW), for that many tokens."""
+    torch.manual_seed(run.seed)
+    encoder, decoder = Encoder(run.backbone).to(device), Decoder(run.backbone).to(device)
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=run.learning_rate)
+    side = run.image_size // run.backbone.factor
+    images = torch.rand(max(1, tokens // side**2), 3, run.image_size, run.image_size, device=device)
+
+    def step() -> None:
+        with run.autocast(device.type):
+            loss = (decoder(encoder(images)) - images).abs().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return interleaved_ms({"step": step}, repeats=repeats, device=device)["step"]
 
 
 if __name__ == "__main__":
-    named, codes, options = json.loads(sys.argv[1])
-    print(json.dumps(dataclasses.asdict(measure(Contestant(**named), codes, QuantizerBenchmark(**options)))))
+    sys.path[:], task = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pickle.dumps(measure(*pickle.loads(task))))

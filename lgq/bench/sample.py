@@ -1,15 +1,13 @@
-"""Drawing images beside the network passes that it cannot do without, and where its time goes.
+"""Sampling images with MaskGIT beside its network passes alone, and where the time goes.
 
-Ways to draw, each timed in turns with the forwards to compare it with, in one process:
+    plain       the default sampler: codes by their probability, positions by confidence
+    guided      with guidance, whose forward passes take a batch twice as large
+    halton      positions along the Halton sequence: a step predicts only the positions that it sets
+    top-k       only the most likely codes
+    top-p       only the most likely codes that together reach a probability
 
-    plain       the sampler as it is set by default: codes by their probability, places by confidence
-    guided      the same with guidance, which takes a forward of a batch twice as large
-    halton      places on Halton's sequence: each step asks for those alone that it sets
-    top-k       codes among the likeliest alone
-    top-p       codes among the likeliest that reach a probability together
-
-b = images, n = tokens of an image, m = places that are asked for, k = codes. The weights
-are random: the time hardly depends on them.
+The weights are random: the time hardly depends on them.
+b = images, n = tokens per image, m = predicted positions, k = codes.
 """
 
 from collections.abc import Iterator
@@ -21,11 +19,10 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from lgq.bench.timing import milliseconds, require_measurable
+from lgq.bench.measure import milliseconds, require_measurable
 from lgq.checks import require_at_least
 from lgq.maskgit import MaskGIT
-from lgq.models.sampling import Predict, Sampling, sample_tokens
-from lgq.models.transformer import MaskedTransformer
+from lgq.models.sampling import Sampling, sample_tokens
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 
@@ -37,13 +34,13 @@ class SampleBenchmark:
     """What to measure."""
 
     name: str = "pocket"
-    """A named generator, on the tokens of the LGQ tokenizer of the same scale; both as they start."""
+    """Named generator, untrained, on the tokens of the LGQ tokenizer of the same scale."""
     batch_size: int = 32
-    """Images at a time."""
+    """Images per batch."""
     steps: int = 11
-    """Of the sampler."""
+    """Steps of the sampler."""
     rounds: int = 3
-    """Batches of each way to draw, of which the median counts."""
+    """Batches of each kind, of which the median counts."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
 
@@ -52,23 +49,20 @@ class SampleBenchmark:
 class SampleRow:
     sampling: str
     images_per_second: float
-    """From classes to pixels."""
+    """Rate from classes to pixels."""
     forward_ms: float
-    """Of a batch, in the transformer."""
+    """Time per batch in the transformer."""
     sampling_ms: float
-    """In all that is neither transformer nor decoder."""
+    """Time per batch outside transformer and decoder."""
     decoding_ms: float
-    """From tokens to pixels."""
     over_full_forwards: float
-    """Time to tokens, over that of as many forwards that ask for every place."""
-    over_own_forwards: float
-    """The same, over that of the forwards which it makes, alone."""
+    """Time to tokens over that of as many forward passes that predict every position."""
     overhead: float
-    """sampling_ms over that of transformer and decoder."""
+    """sampling_ms over the time of transformer and decoder."""
 
 
 def plan(settings: SampleBenchmark) -> dict[str, Sampling]:
-    """The rows, by name."""
+    """Samplers to measure, by name."""
     plain = Sampling(steps=settings.steps)
     return {
         "plain": plain,
@@ -81,107 +75,73 @@ def plan(settings: SampleBenchmark) -> dict[str, Sampling]:
 
 def run(settings: SampleBenchmark) -> Iterator[SampleRow]:
     require_at_least(1, batch_size=settings.batch_size, rounds=settings.rounds)
-    require_measurable((_CLASSES,), settings.device)
+    require_measurable(device=settings.device)
     device = torch.device(settings.device)
     maskgit = random_generator(settings.name).to(device)
     classes = torch.arange(settings.batch_size, device=device) % _CLASSES
     for name, sampling in plan(settings).items():
-        measure(maskgit, classes, replace(sampling, steps=1))  # the libraries' own buffers
-        times = [measure(maskgit, classes, sampling) for _ in range(settings.rounds)]
-        yield _row(name, times, len(classes))
+        measure(maskgit, classes, replace(sampling, steps=1))  # creates the buffers of libraries
+        batches = [measure(maskgit, classes, sampling) for _ in range(settings.rounds)]
+        rates = [len(classes) / (t.forward + t.sampling + t.decoding) * 1e3 for t in batches]
+        yield SampleRow(
+            sampling=name,
+            images_per_second=median(rates),
+            forward_ms=median(t.forward for t in batches),
+            sampling_ms=median(t.sampling for t in batches),
+            decoding_ms=median(t.decoding for t in batches),
+            over_full_forwards=median((t.forward + t.sampling) / t.full for t in batches),
+            overhead=median(t.sampling / (t.forward + t.decoding) for t in batches),
+        )
 
 
 def random_generator(name: str) -> MaskGIT:
-    """A named generator with its named tokenizer, as they start."""
-    chosen, beside = named_generator(name), named_run(f"{name}-lgq")
-    torch.manual_seed(chosen.seed)
-    tokenizer = Tokenizer(beside.backbone, beside.quantizer, beside.codebook_size)
-    names = tuple(map(str, range(_CLASSES)))
-    size, transformer = beside.image_size, chosen.transformer
-    return MaskGIT(tokenizer, image_size=size, classes=names, transformer=transformer).eval()
+    """The named generator and the LGQ tokenizer of its scale, untrained."""
+    generator, run = named_generator(name), named_run(f"{name}-lgq")
+    torch.manual_seed(generator.seed)
+    tokenizer = Tokenizer(run.backbone, run.quantizer, run.codebook_size)
+    classes, transformer = tuple(map(str, range(_CLASSES))), generator.transformer
+    return MaskGIT(tokenizer, image_size=run.image_size, classes=classes, transformer=transformer).eval()
 
 
 class Times(NamedTuple):
     """Milliseconds of a batch."""
 
     forward: float
-    """In the transformer."""
+    """Forward passes of the transformer."""
     full: float
-    """In forwards beside these that ask for every place."""
-    own: float
-    """In forwards beside these that ask for the same."""
+    """As many forward passes that predict every position, each timed right after one of the others."""
     sampling: float
     decoding: float
 
-    @property
-    def to_tokens(self) -> float:
-        return self.forward + self.sampling
-
-    @property
-    def to_pixels(self) -> float:
-        return self.to_tokens + self.decoding
-
-
-class Turns:
-    """The transformer under a clock: after each of its forwards, those to compare it with take their turn.
-
-    So close to each other, all meet the same noise.
-    """
-
-    def __init__(self, transformer: MaskedTransformer):
-        self.transformer, self.device = transformer, transformer.positions.device
-        self.forward = self.full = self.own = 0.0
-
-    def __call__(
-        self, tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"], where: Bool[Tensor, "b n"]
-    ) -> Float[Tensor, "m k"]:
-        logits, spent = self._timed(tokens, classes, where)
-        self.forward += spent
-        self.full += self._timed(tokens, classes, torch.ones_like(where))[1]
-        self.own += self._timed(tokens, classes, where)[1]
-        return logits
-
-    def _timed(self, *inputs: Tensor) -> tuple[Tensor, float]:
-        answers: list[Tensor] = []
-        spent = milliseconds(lambda: answers.append(self.transformer(*inputs)), self.device)
-        return answers[0], spent
-
 
 def measure(maskgit: MaskGIT, classes: Int64[Tensor, " b"], sampling: Sampling) -> Times:
-    """The times of one batch, drawn as `MaskGIT.generate` does."""
-    turns, drawn = Turns(maskgit.transformer), list[Tensor]()
-    total = milliseconds(lambda: drawn.append(_draw(maskgit, turns, classes, sampling)), classes.device)
-    decoding = milliseconds(lambda: maskgit.tokenizer.decode(drawn[0]), classes.device)
-    beside = turns.forward + turns.full + turns.own
-    return Times(turns.forward, turns.full, turns.own, total - beside, decoding)
+    """Times of one batch, sampled as `MaskGIT.sample` does."""
+    transformer, device = maskgit.transformer, classes.device
+    tokens = classes.new_full((len(classes), transformer.length), transformer.mask_token)
+    forward = full = 0.0
 
+    def predict(
+        tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"], where: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "m k"]:
+        nonlocal forward, full
+        logits: list[Tensor] = []
+        forward += milliseconds(lambda: logits.append(transformer(tokens, classes, where)), device)
+        full += milliseconds(lambda: transformer(tokens, classes, torch.ones_like(where)), device)
+        return logits[0]
 
-def _draw(
-    maskgit: MaskGIT, predict: Predict, classes: Int64[Tensor, " b"], sampling: Sampling
-) -> Int64[Tensor, "b *token_shape"]:
-    transformer = maskgit.transformer
-    blank = classes.new_full((len(classes), transformer.length), transformer.mask_token)
-    tokens = sample_tokens(
-        predict,
-        blank,
-        classes,
-        sampling,
-        mask_token=transformer.mask_token,
-        null_class=transformer.null_class,
-        grid=maskgit.token_shape,
-        generator=torch.Generator(classes.device).manual_seed(0),
-    )
-    return tokens.view(-1, *maskgit.token_shape)
+    def sample() -> None:
+        nonlocal tokens
+        tokens = sample_tokens(
+            predict,
+            tokens,
+            classes,
+            sampling,
+            mask_token=transformer.mask_token,
+            null_class=transformer.null_class,
+            grid=maskgit.token_shape,
+            generator=torch.Generator(device).manual_seed(0),
+        )
 
-
-def _row(name: str, times: list[Times], images: int) -> SampleRow:
-    return SampleRow(
-        sampling=name,
-        images_per_second=median(images / each.to_pixels * 1e3 for each in times),
-        forward_ms=median(each.forward for each in times),
-        sampling_ms=median(each.sampling for each in times),
-        decoding_ms=median(each.decoding for each in times),
-        over_full_forwards=median(each.to_tokens / each.full for each in times),
-        over_own_forwards=median(each.to_tokens / each.own for each in times),
-        overhead=median(each.sampling / (each.forward + each.decoding) for each in times),
-    )
+    total = milliseconds(sample, device)
+    decoding = milliseconds(lambda: maskgit.tokenizer.decode(tokens.view(-1, *maskgit.token_shape)), device)
+    return Times(forward, full, total - forward - full, decoding)

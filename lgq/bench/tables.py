@@ -1,149 +1,104 @@
-"""Measurements as tables for a person."""
+"""Measurements as tables that fit a terminal of 80 columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
 
-from lgq.bench.contestants import PEER
 from lgq.bench.encode import EncodeRow
 from lgq.bench.evaluate import EvaluateRow
-from lgq.bench.quantizers import QuantizerRow
+from lgq.bench.measure import PARTS
+from lgq.bench.quantizers import PEER, QuantizerRow
 from lgq.bench.sample import SampleRow
-from lgq.bench.stopwatch import PARTS
 from lgq.bench.train import TrainRow
 
-_MB = 1e6
 
-
-def of_quantizers(rows: Sequence[QuantizerRow]) -> Table:
-    table = _table("Forward + backward of a quantizer", _QUANTIZER_CAPTION)
-    for heading in ("quantizer", "by"):
-        table.add_column(heading)
-    for heading in ("codes", "ms", "tokens\n/s", "extra\nMB", "÷\nfloor", "time\n÷ ours", "memory\n÷ ours"):
-        table.add_column(heading, justify="right")
+def quantizer_table(rows: Sequence[QuantizerRow]) -> Table:
+    caption = (
+        "floor: six GEMMs, which soft assignment to all codes needs, in the same run. "
+        f"÷ ours: ratio of times over their floors, and of extra memory. peer: {PEER}."
+    )
+    headings = ("quantizer", "by", "codes", "ms", "tokens\n/s", "extra\nMB", "÷\nfloor", "time\n÷ ours")
+    table = _table("Forward + backward pass of a quantizer", caption, (*headings, "memory\n÷ ours"), 2)
+    ours = {(r.quantizer, r.codebook_size): r for r in rows if r.implementation == "ours"}
     for row in rows:
-        ours = next(other for other in rows if _same(row, other) and other.implementation == "ours")
-        table.add_row(*_cells(row, ours))
+        reference = ours[row.quantizer, row.codebook_size]
+        table.add_row(
+            row.quantizer,
+            "peer" if row.implementation == PEER else row.implementation,
+            f"{row.codebook_size:,}",
+            "too big" if row.ms is None else _number(row.ms),
+            _number(row.ms and row.tokens / row.ms * 1e3),
+            _number(row.extra_bytes and row.extra_bytes / 1e6),
+            _number(row.over_floor, ".2f"),
+            "" if row is reference else _ratio(row.over_floor, reference.over_floor, ".1f"),
+            "" if row is reference else _ratio(row.extra_bytes, reference.extra_bytes, ".1f"),
+        )
     return table
 
 
-_QUANTIZER_CAPTION = (
-    "floor: the six GEMMs that all-code soft assignment cannot do without, in the same run. "
-    f"÷ ours: of the times over their floors, and of the extra memory. peer: {PEER}."
-)
+def encode_table(rows: Iterable[EncodeRow]) -> Table:
+    headings = ("codes", "ms", "tokens/s", "÷ GEMM", "faiss ms", "ours ÷ faiss", "same code")
+    table = _table("Nearest-code search", "An exact search needs at least one GEMM.", headings)
+    for row in rows:
+        ours = (_number(row.ms), _number(row.tokens / row.ms * 1e3), _ratio(row.ms, row.gemm_ms))
+        faiss = (_number(row.faiss_ms), _ratio(row.ms, row.faiss_ms), _number(row.agreement, ".2%"))
+        table.add_row(f"{row.codebook_size:,}", *ours, *faiss)
+    return table
 
 
-def _same(a: QuantizerRow, b: QuantizerRow) -> bool:
-    return (a.quantizer, a.codebook_size) == (b.quantizer, b.codebook_size)
+def train_table(rows: Iterable[TrainRow]) -> Table:
+    caption = "plain: float32, channels first, dense quantizer. Right: share of each part in a step."
+    # In two lines, so that all parts fit side by side.
+    parts = (part.replace("coder", "-\ncoder").replace("izer", "-\nizer") for part in PARTS)
+    headings = ("variant", "images\n/s", "÷\nplain", "÷\ncached", *parts)
+    table = _table("Training step of a tokenizer", caption, headings, 1)
+    for row in rows:
+        rates = (_number(row.images_per_second), f"{row.over_plain:.2f}", f"{row.over_cached:.2f}")
+        shares = (f"{row.shares[part]:.0%}" if row.shares else "" for part in PARTS)
+        table.add_row(row.variant, *rates, *shares)
+    return table
 
 
-def _cells(row: QuantizerRow, ours: QuantizerRow) -> list[str]:
-    implementation = "peer" if row.implementation == PEER else row.implementation
-    start = [row.quantizer, implementation, f"{row.codebook_size:,}"]
-    if not row.fits:
-        return [*start, "too big", *["-"] * 5]
-    return [
-        *start,
-        _number(row.ms),
-        _number(row.tokens_per_second),
-        _number(None if row.extra_bytes is None else row.extra_bytes / _MB),
-        f"{row.over_floor:.2f}",
-        _ratio(row.over_floor, ours.over_floor) if row is not ours else "",
-        _ratio(row.extra_bytes, ours.extra_bytes) if row is not ours else "",
-    ]
+def evaluate_table(rows: Iterable[EvaluateRow]) -> Table:
+    caption = "÷: time over that of the reference, in turns in one run."
+    headings = ("measured", "reference", "seconds", "reference\nseconds", "÷", "difference")
+    table = _table("Evaluation", caption, headings, 2)
+    for row in rows:
+        times = (f"{row.seconds:.2f}", f"{row.reference_seconds:.2f}", f"{row.ratio:.3f}")
+        table.add_row(row.name, row.reference, *times, _number(row.difference, ".0e"))
+    return table
 
 
-def _ratio(value: float | None, reference: float | None) -> str:
-    return f"{value / reference:.1f}" if value and reference else "-"
+def sample_table(rows: Iterable[SampleRow]) -> Table:
+    caption = (
+        "÷ full forward: time to tokens over as many forward passes that predict every position, in turns in "
+        "one run. overhead: sampling over forward passes and decoding."
+    )
+    headings = ("images\n/s", "forward\nms", "sampling\nms", "decoding\nms", "÷ full\nforward", "overhead")
+    table = _table("Sampling a batch of images", caption, ("sampling", *headings), 1)
+    for row in rows:
+        times = map(_number, (row.images_per_second, row.forward_ms, row.sampling_ms, row.decoding_ms))
+        table.add_row(row.sampling, *times, f"{row.over_full_forwards:.3f}", f"{row.overhead:.1%}")
+    return table
 
 
-def _number(value: float | None) -> str:
+def _table(title: str, caption: str, headings: Sequence[str], words: int = 0) -> Table:
+    """An empty table; the first `words` columns hold words, the others numbers."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < words else "right", no_wrap=True)
+    return table
+
+
+def _ratio(value: float | None, reference: float | None, style: str = ".2f") -> str:
+    return _number(value / reference if value and reference else None, style)
+
+
+def _number(value: float | None, style: str = "") -> str:
+    """The number in a given style, or with few digits; - for None."""
     if value is None:
         return "-"
+    if style:
+        return format(value, style)
     return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _table(title: str, caption: str) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
-    return Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-
-
-def of_encoding(rows: Sequence[EncodeRow]) -> Table:
-    table = _table("Nearest-code search", "One GEMM is the least that an exact search needs.")
-    for heading in ("codes", "ms", "tokens/s", "÷ GEMM", "faiss ms", "ours ÷ faiss", "same code"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            f"{row.codebook_size:,}",
-            _number(row.ms),
-            _number(row.tokens / row.ms * 1e3),
-            f"{row.ms / row.gemm_ms:.2f}",
-            _number(row.faiss_ms),
-            "-" if row.faiss_ms is None else f"{row.ms / row.faiss_ms:.2f}",
-            "-" if row.agreement is None else f"{row.agreement:.2%}",
-        )
-    return table
-
-
-def of_training(rows: Sequence[TrainRow]) -> Table:
-    caption = (
-        "plain: float32, channels first, n x k quantizer. Right: shares of a step, forward and backward."
-    )
-    table = _table("A training step of a tokenizer", caption)
-    table.add_column("step", no_wrap=True)
-    for heading in ("images\n/s", "÷\nplain", "÷\ncached", *map(_hyphenated, PARTS)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        shares = [f"{row.shares[part]:.0%}" if row.shares else "" for part in PARTS]
-        rates = [_number(row.images_per_second), f"{row.over_plain:.2f}", f"{row.over_cached:.2f}"]
-        table.add_row(row.contestant, *rates, *shares)
-    return table
-
-
-def _hyphenated(part: str) -> str:
-    """In two lines, so that all parts fit side by side."""
-    return part.replace("coder", "-\ncoder").replace("izer", "-\nizer").replace("ses", "-\nses")
-
-
-def of_evaluation(rows: Sequence[EvaluateRow]) -> Table:
-    table = _table("Evaluation", "÷: its time over that of what is beside it, in turns in one run.")
-    for heading in ("what", "seconds", "beside", "seconds", "÷", "difference", "extra MB"):
-        table.add_column(heading, justify="left" if heading in ("what", "beside") else "right")
-    for row in rows:
-        table.add_row(
-            row.what,
-            f"{row.seconds:.2f}",
-            row.beside or "",
-            "" if row.beside_seconds is None else f"{row.beside_seconds:.2f}",
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-            "" if row.difference is None else f"{row.difference:.0e}",
-            "" if row.extra_bytes is None else _number(row.extra_bytes / _MB),
-        )
-    return table
-
-
-def of_sampling(rows: Sequence[SampleRow]) -> Table:
-    table = _table("Drawing a batch of images", _SAMPLING_CAPTION)
-    table.add_column("sampling", no_wrap=True)
-    headings = ("images\n/s", "forwards\nms", "sampling\nms", "decoding\nms")
-    for heading in (*headings, "÷ full\nforwards", "÷ own\nforwards", "over-\nhead"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.sampling,
-            _number(row.images_per_second),
-            _number(row.forward_ms),
-            _number(row.sampling_ms),
-            _number(row.decoding_ms),
-            f"{row.over_full_forwards:.3f}",
-            f"{row.over_own_forwards:.3f}",
-            f"{row.overhead:.1%}",
-        )
-    return table
-
-
-_SAMPLING_CAPTION = (
-    "÷: forwards and sampling, over as many forwards that ask for every place, and over the same forwards "
-    "alone, in turns in one run. overhead: sampling over forwards and decoding."
-)

@@ -1,29 +1,25 @@
-"""A training step of a tokenizer: how fast, beside the plain model, and where its time goes.
+"""Speed of a tokenizer's training step beside the plain model, and the share of each of its parts.
 
-Contestants train in turns, some steps at a time, in one process:
+Four variants train in turns, some steps at a time, in one process:
 
-    plain         the same model as one would first write it: float32, channels first, n x k quantizer
-    float32       the run in float32 with channels last, on one batch that is there already
-    cached        the run as it is set, on one batch that is there already
-    with data     the run as it is set, reading and decoding its images
+    plain         the same model in its simplest form: float32, channels first, dense quantizer
+    float32       the run in float32 with channels last, on one batch that is loaded already
+    cached        the run with its own settings, on one batch that is loaded already
+    with data     the run with its own settings, reading and decoding its images
 """
 
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from lgq.bench.contestants import DENSE
-from lgq.bench.stopwatch import PARTS, timed_by_part
-from lgq.bench.timing import BenchmarkError, milliseconds
+from lgq.bench.measure import PARTS, BenchmarkError, milliseconds, seconds_by_part
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, open_dataset
 from lgq.runs import named_run
@@ -32,11 +28,8 @@ from lgq.training.settings import Precision, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTraining
 from lgq.training.trainer import prepare_accelerator
 
-Step = Callable[[int], object]
-
-CONTESTANTS = 4
 _BATCHES_AHEAD = 8
-"""More than the loader keeps ready: these are not timed, as they were decoded in others' turns."""
+"""Untimed steps: more batches than the loader keeps ready, which were decoded while others trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,103 +37,109 @@ class TrainBenchmark:
     """What to measure."""
 
     name: str = "pocket-lgq"
-    """A named run."""
+    """Named run."""
     data: str = "sample"
     """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
     batch_size: int | None = None
-    """Images a step; None takes the run's."""
+    """Images per step; None keeps the run's."""
     precision: Precision | None = None
-    """Of the run; None takes its own."""
+    """Precision of the run; None keeps its own."""
     steps: int = 10
-    """Steps of a turn."""
+    """Steps per turn."""
     rounds: int = 5
-    """Turns of each contestant, of which the median counts."""
+    """Turns of each variant, of which the median counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRow:
-    contestant: str
+    variant: str
     images_per_second: float
     over_plain: float
-    """Its rate over the plain model's: the median over the rounds."""
+    """Rate over that of the plain model, median over the rounds."""
     over_cached: float
-    """Its rate over that of the run on a cached batch, likewise."""
+    """Rate over that of the variant `cached`, median over the rounds."""
     shares: dict[str, float] | None
-    """Share of each part in a step, forward and backward; None of the plain model."""
+    """Share of each part in a step, forward and backward; None for the plain model."""
+
+
+def plan(settings: TrainBenchmark) -> tuple[str, ...]:
+    return ("plain", "float32", "cached", "with data")
 
 
 def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     require_at_least(1, steps=settings.steps, rounds=settings.rounds)
-    data, chosen = open_dataset(settings.data), _run_to_measure(settings)
+    data, run = open_dataset(settings.data), _run_to_measure(settings)
     with tempfile.TemporaryDirectory() as out:
-        accelerator = prepare_accelerator()
-        device, field = accelerator.device, _field(chosen, data, Path(out), accelerator)
-        rounds = [_round(field, chosen, settings.steps, device) for _ in range(settings.rounds)]
-        for name, (_, training) in field.items():
-            rates = [rate[name] for rate in rounds]
+        trainers, plain = _variants(run, data, Path(out))
+        steps = {"plain": plain} | {name: trainer.train_step for name, trainer in trainers.items()}
+        device = trainers["cached"].device
+        images = run.batch_size * run.accumulate * settings.steps
+        rounds = [
+            {name: images / _seconds(name, step, settings.steps, device) for name, step in steps.items()}
+            for _ in range(settings.rounds)
+        ]
+        for name in plan(settings):
             yield TrainRow(
-                contestant=name,
-                images_per_second=statistics.median(rates),
-                over_plain=_ratio(rounds, name, "plain"),
-                over_cached=_ratio(rounds, name, "cached"),
-                shares=None if training is None else _shares(training, settings.steps),
+                variant=name,
+                images_per_second=median(rates[name] for rates in rounds),
+                over_plain=median(rates[name] / rates["plain"] for rates in rounds),
+                over_cached=median(rates[name] / rates["cached"] for rates in rounds),
+                shares=_shares(trainers[name], settings.steps) if name in trainers else None,
             )
 
 
 def _run_to_measure(settings: TrainBenchmark) -> TokenizerRun:
-    given: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
     run = named_run(settings.name)
     if run.loss.gan or run.loss.lpips:
         raise BenchmarkError(
-            f"the plain model has no LPIPS and no GAN, which {settings.name} has: take a pocket run."
+            f"{settings.name} has LPIPS or a GAN, which the plain model lacks: take a pocket run."
         )
-    return replace(run, **{name: value for name, value in given.items() if value is not None})
+    changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
+    return replace(run, **{name: value for name, value in changes.items() if value is not None})
 
 
-def _field(
-    run: TokenizerRun, data: ImageDataset, out: Path, accelerator: Accelerator
-) -> dict[str, tuple[Step, TokenizerTraining | None]]:
+def _variants(
+    run: TokenizerRun, data: ImageDataset, out: Path
+) -> tuple[dict[str, TokenizerTraining], Callable[[int], object]]:
+    accelerator = prepare_accelerator()
     float32 = replace(run, precision="float32", channels_last=True)
     cached = OnOneBatch(run, data, data, out, accelerator)
-    trainings = {
+    trainers = {
         "float32": OnOneBatch(float32, data, data, out, accelerator),
         "cached": cached,
         "with data": TokenizerTraining(run, data, data, out, accelerator),
     }
-    plain = plain_step(run, cached.images())
-    return {"plain": (plain, None)} | {name: (it.train_step, it) for name, it in trainings.items()}
+    return trainers, plain_step(run, cached._next_images())
 
 
 class OnOneBatch(TokenizerTraining):
-    """Trains on its first batch over and over."""
+    """Trains on its first batch again and again."""
 
     _images: Tensor | None = None
 
-    def images(self) -> Float[Tensor, "b 3 s s"]:
+    def _next_images(self) -> Float[Tensor, "b 3 s s"]:
         if self._images is None:
             self._images = super()._next_images()
             self._batches = None  # ends the worker, which would decode for nobody
         return self._images
 
-    def _next_images(self) -> Float[Tensor, "b 3 s s"]:
-        return self.images()
 
-
-def plain_step(run: TokenizerRun, images: Float[Tensor, "b 3 s s"]) -> Step:
+def plain_step(run: TokenizerRun, images: Float[Tensor, "b 3 s s"]) -> Callable[[int], Tensor]:
     """A step of the plain model: l1 and the quantizer's loss, AdamW."""
     torch.manual_seed(run.seed)
     tokenizer = Tokenizer(run.backbone, run.quantizer, run.codebook_size).to(images.device)
-    quantizer: nn.Module = tokenizer.quantizer
-    if run.quantizer in DENSE:
-        channels = run.backbone.latent_channels
-        quantizer = OnRows(DENSE[run.quantizer](channels, run.codebook_size)).to(images.device)
-    learned = [*tokenizer.encoder.parameters(), *quantizer.parameters(), *tokenizer.decoder.parameters()]
-    optimizer = torch.optim.AdamW(learned, lr=run.learning_rate)
+    optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=run.learning_rate)
     images = images.contiguous()
 
     def step(_: int) -> Tensor:
-        quantized, _indices, quantizer_loss = quantizer(tokenizer.encoder(images))
-        loss = quantizer_loss + (tokenizer.decoder(quantized) - images).abs().mean()
+        latents = tokenizer.encoder(images)
+        if tokenizer.quantizer.dense_matrices is None:
+            quantized, _indices, loss = tokenizer.quantizer(latents)
+        else:
+            vectors = latents.movedim(1, -1)
+            rows, _indices, loss = tokenizer.quantizer.dense_forward(vectors.flatten(0, 2))
+            quantized = rows.view(vectors.shape).movedim(-1, 1).contiguous()
+        loss = loss + (tokenizer.decoder(quantized) - images).abs().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -149,46 +148,14 @@ def plain_step(run: TokenizerRun, images: Float[Tensor, "b 3 s s"]) -> Step:
     return step
 
 
-class OnRows(nn.Module):
-    """The plain formulas take one vector a row."""
-
-    def __init__(self, formula: nn.Module):
-        super().__init__()
-        self.formula = formula
-
-    def forward(self, z: Float[Tensor, "b c h w"]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = z.movedim(1, -1)
-        quantized, indices, loss = self.formula(rows.flatten(0, 2))
-        return quantized.view(rows.shape).movedim(-1, 1).contiguous(), indices, loss
-
-
-def _round(
-    field: dict[str, tuple[Step, TokenizerTraining | None]],
-    run: TokenizerRun,
-    steps: int,
-    device: torch.device,
-) -> dict[str, float]:
-    """Images a second of each contestant, one after the other."""
-    rates = {}
-    for name, (step, _) in field.items():
-        for i in range(_BATCHES_AHEAD if name == "with data" else 1):
-            step(i)
-        seconds = milliseconds(partial(_take, step, steps), device) / 1e3
-        rates[name] = run.batch_size * run.accumulate * steps / seconds
-    return rates
-
-
-def _take(step: Step, steps: int) -> None:
-    for i in range(steps):
+def _seconds(name: str, step: Callable[[int], object], steps: int, device: torch.device) -> float:
+    for i in range(_BATCHES_AHEAD if name == "with data" else 1):
         step(i)
+    return milliseconds(lambda: [step(i) for i in range(steps)], device) / 1e3
 
 
-def _ratio(rounds: list[dict[str, float]], name: str, reference: str) -> float:
-    return statistics.median(rates[name] / rates[reference] for rates in rounds)
-
-
-def _shares(training: TokenizerTraining, steps: int) -> dict[str, float]:
+def _shares(trainer: TokenizerTraining, steps: int) -> dict[str, float]:
     for step in range(_BATCHES_AHEAD):
-        training.train_step(step)
-    seconds = timed_by_part(training, steps)
+        trainer.train_step(step)
+    seconds = seconds_by_part(trainer, steps)
     return {part: seconds[part] / sum(seconds.values()) for part in PARTS}

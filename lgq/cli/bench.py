@@ -42,30 +42,32 @@ class BenchQuantizers(Benchmark[quantizers.QuantizerBenchmark]):
 
     def run(self) -> int:
         total = len(quantizers.plan(self.settings))
-        return self.show(quantizers.run(self.settings), total, "measuring", tables.of_quantizers)
+        return self.show(quantizers.run(self.settings), total, "measuring", tables.quantizer_table)
 
 
 class BenchEncode(Benchmark[encode.EncodeBenchmark]):
     """Nearest-code search beside faiss's exact flat index."""
 
     def run(self) -> int:
-        total = len(self.settings.sizes)
-        return self.show(encode.run(self.settings), total, "searching", tables.of_encoding)
+        total = len(encode.plan(self.settings))
+        return self.show(encode.run(self.settings), total, "searching", tables.encode_table)
 
 
 class BenchTrain(Benchmark[train.TrainBenchmark]):
     """Images a second of a training step, beside the plain model, and where its time goes."""
 
     def run(self) -> int:
-        return self.show(train.run(self.settings), train.CONTESTANTS, "training", tables.of_training)
+        return self.show(
+            train.run(self.settings), len(train.plan(self.settings)), "training", tables.train_table
+        )
 
 
 class BenchEvaluate(Benchmark[evaluate.EvaluateBenchmark]):
     """An evaluation beside the network passes that it needs; the Fréchet distance beside scipy's."""
 
     def run(self) -> int:
-        total = len(evaluate.plan())
-        return self.show(evaluate.run(self.settings), total, "evaluating", tables.of_evaluation)
+        total = len(evaluate.plan(self.settings))
+        return self.show(evaluate.run(self.settings), total, "evaluating", tables.evaluate_table)
 
 
 class BenchSample(Benchmark[sample.SampleBenchmark]):
@@ -73,7 +75,7 @@ class BenchSample(Benchmark[sample.SampleBenchmark]):
 
     def run(self) -> int:
         total = len(sample.plan(self.settings))
-        return self.show(sample.run(self.settings), total, "drawing", tables.of_sampling)
+        return self.show(sample.run(self.settings), total, "drawing", tables.sample_table)
 
 
 def _machine() -> dict[str, Any]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lgq.bench.networks import networks_ms
-from lgq.bench.quantizers import QuantizerBenchmark, run
+from lgq.bench.quantizers import QuantizerBenchmark, networks_ms, run
 from lgq.cli.console import command_line, say
 from lgq.cli.places import require_place
 from lgq.data import open_dataset
