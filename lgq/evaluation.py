@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from lgq.checks import require_at_least
-from lgq.data import DataError, ImageDataset, ImageLoader
+from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
+from lgq.data.images import Subset
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.metric_networks import NEED_INCEPTION, MetricNetworks
@@ -24,6 +25,9 @@ from lgq.metrics.reference import Reference, share_of_images
 from lgq.models import in_eval_mode
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
+
+_EXTREME_IMAGES, _EXTREME_SIDE = 8, 160
+"""Number of images per picture of `draw_extremes`, and the side in pixels to which small ones are scaled."""
 
 
 class ImageScore(NamedTuple):
@@ -114,15 +118,43 @@ def evaluate(
     return _summed_up(everywhere, reference, scores, loader)
 
 
-def best_median_worst(scores: Iterable[ImageScore], each: int) -> dict[str, list[ImageScore]]:
-    """Images to look at: those with the highest, the middle and the lowest PSNR, in that order.
+def best_median_worst(scores: Iterable[ImageScore], count: int) -> dict[str, list[ImageScore]]:
+    """Return the `count` images with the highest, the middle and the lowest PSNR, by those three names.
 
     Groups of few images overlap.
     """
-    require_at_least(1, each=each)
+    require_at_least(1, count=count)
     ranked = sorted(scores, key=lambda score: (-score.psnr, score.number))
-    middle = max(0, (len(ranked) - each) // 2)
-    return {"best": ranked[:each], "median": ranked[middle : middle + each], "worst": ranked[-each:][::-1]}
+    middle = max(0, (len(ranked) - count) // 2)
+    return {
+        "best": ranked[:count],
+        "median": ranked[middle : middle + count],
+        "worst": ranked[-count:][::-1],
+    }
+
+
+@torch.no_grad()
+def draw_extremes(
+    scores: Iterable[ImageScore], tokenizer: Tokenizer, data: ImageDataset, image_size: int
+) -> dict[str, bytes]:
+    """Draw the images with the best, median and worst PSNR above their reconstructions, as PNG by name."""
+    # Imported here: matplotlib takes a second to load.
+    from lgq.plots.pictures import reconstruction_grid
+
+    pictures = {}
+    for name, group in best_median_worst(scores, _EXTREME_IMAGES).items():
+        subset = Subset(data, [score.number for score in group])
+        loader = ImageLoader(subset, LoaderSettings(image_size=image_size, batch_size=len(group)))
+        images = next(loader.one_pass()).images
+        reconstructions = tokenizer.decode(tokenizer.encode(images.to(tokenizer.device))).cpu()
+        pictures[name] = reconstruction_grid(
+            images,
+            reconstructions,
+            caption=f"{name} by PSNR: images above their reconstructions",
+            remarks=[f"{score.psnr:.1f} dB" for score in group],
+            scale=max(1, _EXTREME_SIDE // image_size),
+        )
+    return pictures
 
 
 def _reference(loader: ImageLoader, judges: MetricNetworks) -> Reference | None:

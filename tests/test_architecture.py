@@ -11,10 +11,9 @@ ROOT = Path(lgq.__file__).parent
 TIERS = {
     "checks": 0, "config": 0, "distributed": 0, "errors": 0, "files": 0, "ops": 0, "progress": 0, "random": 0,
     "results": 0, "weights": 0,
-    "quantizers": 1, "models": 1, "data": 1,
+    "quantizers": 1, "models": 1, "data": 1, "plots": 1,
     "hub": 2, "tokenizer": 3, "maskgit": 4,
     "metrics": 5,
-    "plots": 6,
     "inference": 7,
     "training": 8,
     "evaluation": 8.5,

@@ -298,7 +298,7 @@ def test_groups_larger_than_the_set_are_the_set():
 
 
 def test_groups_need_an_image():
-    with pytest.raises(ValueError, match="each must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         best_median_worst(SCORES, 0)
 
 

@@ -18,6 +18,7 @@ from lgq.data import open_dataset
 from lgq.data.stream import require_random_access
 from lgq.distributed import rank
 from lgq.errors import LGQError
+from lgq.evaluation import draw_extremes
 from lgq.experiments import SCALES, Scale, named_experiment
 from lgq.experiments.estimate import Estimate, estimate_rows
 from lgq.experiments.plan import Experiment as Asked
@@ -26,6 +27,7 @@ from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import Ending, chosen, run_experiment, share_of
 from lgq.experiments.tasks import CostTask
 from lgq.experiments.workplace import Crew, Drawable
+from lgq.metrics.codebook_study import draw_study
 from lgq.training.settings import Precision
 
 
@@ -108,11 +110,7 @@ class Experiment:
 
 def draw(drawable: Drawable) -> dict[str, bytes]:
     """The images that come out best and worst, and the pictures of the codebook's study."""
-    # With matplotlib, a second to import.
-    from lgq.plots.codebooks import draw_study
-    from lgq.report.extremes import extremes
-
-    shown = extremes(drawable.evaluation.scores, drawable.tokenizer, drawable.data, drawable.image_size)
+    shown = draw_extremes(drawable.evaluation.scores, drawable.tokenizer, drawable.data, drawable.image_size)
     return shown | draw_study(drawable.study, method="pca")
 
 

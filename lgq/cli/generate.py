@@ -17,10 +17,10 @@ from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, box_mask, inpaint_image, read_image, read_mask
-from lgq.inference.sample import Drawing, draw_files, in_turns
+from lgq.inference.sample import Drawing, draw_files, draw_samples, in_turns
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.models.sampling import Sampling
-from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
+from lgq.plots.pictures import inpainting_strip, sample_grid
 from lgq.progress import Progress
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]

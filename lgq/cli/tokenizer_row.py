@@ -12,12 +12,11 @@ from lgq.cli.findings import Column, Findings, Request, in_columns, row_table
 from lgq.data import ImageDataset
 from lgq.data.images import random_subset
 from lgq.errors import LGQError
-from lgq.evaluation import Evaluation, evaluate_tokenizer
+from lgq.evaluation import Evaluation, draw_extremes, evaluate_tokenizer
 from lgq.hub import image_size_of
-from lgq.metrics.codebook_study import CodebookStudy, study_codebook
+from lgq.metrics.codebook_study import CodebookStudy, draw_study, study_codebook
 from lgq.metrics.metric_networks import judges_at_hand
-from lgq.plots.codebooks import Method, draw_study
-from lgq.report.extremes import extremes
+from lgq.plots.codebooks import Method
 from lgq.tokenizer import Tokenizer, load_tokenizer
 
 _COLUMNS: dict[str, Column] = {
@@ -71,7 +70,7 @@ def of_tokenizer(
     study = _study(tokenizer, data, how) if questions.geometry else None
 
     def draw() -> dict[str, bytes]:
-        pictures = extremes(evaluation.scores, tokenizer, data, how["image_size"])
+        pictures = draw_extremes(evaluation.scores, tokenizer, data, how["image_size"])
         if study and questions.geometry:
             pictures |= draw_study(study, method=questions.geometry)
         return pictures

@@ -9,10 +9,11 @@ from lgq.data import ImageLoader, LoaderSettings, SampleDataset
 from lgq.data.tokens import TokenDataset
 from lgq.demo.drawing import Drawing
 from lgq.inference.inpaint import box_mask, inpaint_image
+from lgq.inference.sample import draw_samples
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.likelihood import token_entropies
 from lgq.models.sampling import Sampling
-from lgq.plots.pictures import draw_samples, inpainting_strip, sample_grid
+from lgq.plots.pictures import inpainting_strip, sample_grid
 from lgq.runs import named_generator
 from lgq.training.journal import read_records
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.config import to_json
@@ -71,6 +73,25 @@ def in_turns(classes: Sequence[int], images: int) -> tuple[int, ...]:
     """So many images, one class after the other: those that `evaluate_generation` draws of all classes."""
     require_at_least(1, images=images)
     return tuple(classes[i % len(classes)] for i in range(images))
+
+
+def draw_samples(
+    maskgit: MaskGIT,
+    classes: Sequence[int],
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    batch_size: int = 32,
+    on_progress: Progress = unwatched,
+) -> Iterator[Float[Tensor, "b 3 s s"]]:
+    """Draw one image per class, batch by batch, on the CPU; the same for the same seed and batch size."""
+    require_at_least(1, batch_size=batch_size)
+    # Checked before the first batch is drawn, not when the last one is.
+    maskgit.require_classes(classes)
+    for first in range(0, len(classes), batch_size):
+        labels = torch.tensor(classes[first : first + batch_size])
+        yield maskgit.generate(labels, sampling, seed=batch_seed(seed, first)).cpu()
+        on_progress(min(first + batch_size, len(classes)), len(classes))
 
 
 def draw_files(

@@ -19,7 +19,7 @@ Under torchrun each process takes a share, and the result is that of one process
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Float32, Int64, Integer, UInt8
@@ -34,8 +34,11 @@ from lgq.metrics.features import FeatureSample
 from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.metrics.reference import share_of_images
 from lgq.progress import Progress, unwatched
-from lgq.quantizers import Quantizer, Residual
+from lgq.quantizers import QUANTIZERS, Quantizer, Residual
 from lgq.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lgq.plots.codebooks import Method
 
 _FREE = torch.iinfo(torch.int64).max
 
@@ -162,6 +165,8 @@ MOST_PAIRED_CODES = 65_536
 """Of larger codebooks co-occurrence is not counted: its k² / 8 bytes are 0.5 GiB here, 8 GiB at 262,144."""
 
 _LEAST_OF_A_PLANE = 2
+_ATLAS_CODES = 32
+"""Number of codes in the picture of an atlas."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +200,31 @@ class CodebookStudy:
         """Its part of a results record (`lgq.results`)."""
         reported = ("quantizer", "stage", "stages", "images", "metrics", "absent")
         return {name: getattr(self, name) for name in reported}
+
+
+def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, bytes]:
+    """Draw a study, as PNG by the stem of a file: usage and atlas; norms and overlay of learned codes.
+
+    method: projection of the overlay to the plane.
+    """
+    # Imported here: matplotlib takes a second to load.
+    from lgq.plots.codebooks import atlas_sheet, norm_scatter, overlay
+    from lgq.plots.curves import usage_histogram
+
+    caption, counts = QUANTIZERS[study.quantizer].label, study.usage.counts
+    if study.stages > 1:
+        caption = f"{caption}, stage {study.stage + 1} of {study.stages}"
+    patches = {entry.code: entry.patches for entry in study.atlas.most_frequent(_ATLAS_CODES)}
+    pictures = {
+        "usage": usage_histogram(counts, caption=caption),
+        "atlas": atlas_sheet(patches, counts, caption=caption),
+    }
+    if study.codebook is not None:
+        correlation = study.metrics.get("norm_correlation")
+        pictures["norms"] = norm_scatter(study.codebook, counts, caption=caption, correlation=correlation)
+    if study.codebook is not None and study.latents is not None:
+        pictures["overlay"] = overlay(study.latents, study.codebook, counts, caption=caption, method=method)
+    return pictures
 
 
 def study_codebook(

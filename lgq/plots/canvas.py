@@ -1,4 +1,4 @@
-"""What every picture is made of: colours, sheets of pixels with text on them, figures; and their files.
+"""Parts of every picture: colours, sheets of pixels with text, and their PNG files.
 
 h w = height and width in pixels.
 """
@@ -14,22 +14,22 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
-"""Background, text, remarks, and what went wrong; colours that the colour-blind can tell apart."""
+"""Colours of the background, of text, of remarks and of warnings."""
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-"""Of the palette of Okabe and Ito (2008), which the colour-blind can tell apart."""
+"""Colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
 QUALITATIVE = (BLUE, ORANGE, GREEN, PURPLE, "#e69f00", "#56b4e9", "#222222", "#999999")
-"""For lines that differ in kind: the same palette, with its black and a grey."""
+"""Colours of lines in one plot: the same palette, with black and a grey."""
 SHADE, GRID = "#dcdcdc", "#ededed"
-"""Of codes that are never used, and of the lines behind a plot."""
+"""Colours of unused codes, and of grid lines."""
 
 MARGIN, GAP, TEXT, SMALL_TEXT = 16, 6, 17, 14
 LINE = TEXT + 10
-"""Height of a line of text, in pixels."""
+"""Height of a line of text in pixels."""
 DOTS_PER_INCH = 110
 
 
 def blank_sheet(width: int, height: int, caption: str = "") -> Image.Image:
-    """Room for a line of text, and below it for so many pixels."""
+    """Return an empty sheet with a caption and room for `width` x `height` pixels below it."""
     sheet = Image.new("RGB", (width + 2 * MARGIN, height + LINE + 2 * MARGIN), PAPER)
     write(sheet, (MARGIN, MARGIN), caption)
     return sheet
@@ -48,7 +48,7 @@ def write(
 
 
 def text_width(text: str, size: int = TEXT) -> int:
-    """Pixels that `write` takes for the text, rounded up."""
+    """Width of the text as `write` draws it, in pixels, rounded up."""
     return math.ceil(_font(size).getlength(text))
 
 
@@ -58,7 +58,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def pixels(image: Float[Tensor, "3 h w"], scale: int = 1) -> Image.Image:
-    """An image in [-1, 1], enlarged without smoothing: what is shown is what was decoded."""
+    """Return an image in [-1, 1] as a picture, enlarged without smoothing."""
     levels = ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
     picture = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
     size = (picture.width * scale, picture.height * scale)
@@ -72,7 +72,7 @@ def sheet_png(sheet: Image.Image) -> bytes:
 
 
 def figure_png(figure: Figure) -> bytes:
-    """Drawn with matplotlib's objects alone: no window, no global state, so any thread may draw."""
+    """Return the figure as PNG; without a window and global state, so any thread may draw."""
     file = BytesIO()
     FigureCanvasAgg(figure).print_png(file)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""Plots with axes, as PNG: how a run went, and how its codes are used.   k = codes."""
+"""Training curves and the histogram of code usage, as PNG.   k = codes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One value of the records over the steps, in a panel of its own."""
+    """One value of the records over the training steps, drawn in its own panel."""
 
     title: str
     split: Literal["train", "validation"]
     value: str
-    """Its name in the records."""
+    """Name of the value in the records."""
     colour: str
     share: bool = False
     """Whether the value is a share from 0 to 1, shown in per cent."""
@@ -46,7 +46,7 @@ CURVES = (
 
 
 def training_curves(records: Sequence[Record], curves: Sequence[Curve] = CURVES) -> bytes:
-    """A panel for each curve that the records have; what a run does not measure is left out."""
+    """Draw one panel per curve; curves without values in the records are left out."""
     points = {curve: _points(records, curve) for curve in curves}
     shown = [curve for curve in curves if points[curve]]
     if not shown:
@@ -61,7 +61,7 @@ def training_curves(records: Sequence[Record], curves: Sequence[Curve] = CURVES)
 
 
 def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
-    """How often each code occurs, the most frequent first, against codes that all occur alike."""
+    """Draw the frequency of each code, the most frequent first, beside a uniform distribution."""
     require_at_least(1, codes=len(counts), tokens=int(counts.sum()))
     ordered = counts.detach().cpu().sort(descending=True).values
     frequencies = (ordered.double() / ordered.sum()).tolist()
@@ -75,13 +75,13 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
 
 
 def _points(records: Sequence[Record], curve: Curve) -> list[tuple[int, float]]:
-    """Steps and values; a value that was no number is null in the records."""
-    found = (
+    """Steps and values of a curve; a value that was NaN is null in the records."""
+    values = (
         (record["step"], record["values"].get(curve.value))
         for record in records
         if record["split"] == curve.split
     )
-    return [(step, value) for step, value in found if value is not None]
+    return [(step, value) for step, value in values if value is not None]
 
 
 def _draw_curve(panel: Axes, curve: Curve, points: list[tuple[int, float]]) -> None:
@@ -110,7 +110,7 @@ def _draw_usage(panel: Axes, frequencies: list[float], *, used: int) -> None:
     panel.stairs(frequencies, fill=True, color=BLUE)
     panel.axhline(1 / codes, color=ORANGE, linewidth=1.5, linestyle="--")
     panel.annotate(
-        "all codes alike",
+        "uniform",
         (codes, 1 / codes),
         xytext=(0, 5),
         textcoords="offset points",
@@ -129,7 +129,7 @@ def _draw_usage(panel: Axes, frequencies: list[float], *, used: int) -> None:
 def panels_png(
     draw: Callable[[Sequence[Axes]], None], *, panels: int, size: tuple[float, float], columns: int = 2
 ) -> bytes:
-    """Panels of `size` inches, `columns` in a row."""
+    """Draw panels of `size` inches, `columns` per row."""
     columns = min(panels, columns)
     rows = -(-panels // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=DOTS_PER_INCH, layout="constrained")

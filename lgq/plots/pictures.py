@@ -1,29 +1,19 @@
-"""Pictures of pixels, as PNG: images beside their reconstructions, maps of tokens, codebooks.
+"""Pictures of images, as PNG: beside their reconstructions, token maps, codebooks, samples, inpainting.
 
-b = images, h w = height and width (of an image in pixels, of tokens in tokens), k = codes, p = side of a
-patch in pixels. Images are RGB in [-1, 1].
-
-Images that a generator draws, batch by batch, and pictures of them, as PNG.
-
-b = images, s = their side in pixels, c = results. Images are RGB in [-1, 1].
-
-    images = torch.cat(list(draw_samples(maskgit, [0, 0, 7, 7], sampling, seed=1)))
-    png = sample_grid(images, [0, 0, 7, 7], maskgit.classes, caption="11 steps")
+b = images, h w = height and width (of an image in pixels, of tokens in tokens), s = side of a square image,
+k = codes, p = side of a patch in pixels, c = results. Images are RGB in [-1, 1].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.data import to_tensor
-from lgq.maskgit import MaskGIT
-from lgq.metrics.generation import batch_seed
-from lgq.models.sampling import Sampling
 from lgq.plots.canvas import (
     ALARM,
     FAINT,
@@ -39,22 +29,23 @@ from lgq.plots.canvas import (
     text_width,
     write,
 )
-from lgq.progress import Progress, unwatched
 
 _LUMA = (0.299, 0.587, 0.114)
+_SAMPLE_SIDE = 128
+"""Side in pixels to which small images are enlarged at most; larger ones keep their size."""
 
 
 class Panel(NamedTuple):
-    """An image with what stands above it."""
+    """An image with its caption."""
 
     caption: str
     image: Float[Tensor, "3 h w"]
     scale: int = 1
-    """Pixels along the side of each of the image's pixels."""
+    """Factor of enlargement."""
 
 
 def side_by_side(panels: Sequence[Panel]) -> bytes:
-    """Images in a row, each below its caption."""
+    """Draw images in a row, each below its caption."""
     require_at_least(1, panels=len(panels))
     pictures = [pixels(panel.image, panel.scale) for panel in panels]
     width = sum(picture.width for picture in pictures) + MARGIN * (len(pictures) - 1)
@@ -76,9 +67,9 @@ def reconstruction_grid(
     columns: int = 8,
     scale: int = 4,
 ) -> bytes:
-    """Each image above its reconstruction, in as many bands as it takes.
+    """Draw each image above its reconstruction, `columns` pairs per row.
 
-    remarks: one below each pair, such as its PSNR.
+    remarks: text below each pair, such as its PSNR.
     """
     require_at_least(1, images=len(images), columns=columns, scale=scale)
     height, width = (scale * side for side in images.shape[2:])
@@ -99,7 +90,7 @@ def reconstruction_grid(
 def token_mosaic(
     tokens: Integer[Tensor, "h w"], colours: Float[Tensor, "k 3"], *, cell: int = 32
 ) -> Float[Tensor, "3 h*{cell} w*{cell}"]:
-    """The grid of tokens, each a field of its code's colour with the index written in it."""
+    """Return a map of tokens: a field per token, in the colour of its code, with the index written in it."""
     require_at_least(1, cell=cell)
     fields = colours.cpu()[tokens.cpu().long()].permute(2, 0, 1)
     mosaic = pixels(fields, cell)
@@ -108,7 +99,8 @@ def token_mosaic(
             colour = _readable_on(fields[:, row, column])
             middle = (column * cell + cell // 2, row * cell + cell // 2)
             write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
-    return to_tensor(mosaic)
+    levels = torch.from_numpy(np.array(mosaic)).permute(2, 0, 1)
+    return levels.float().contiguous().div_(127.5).sub_(1)
 
 
 def codebook_grid(
@@ -119,7 +111,7 @@ def codebook_grid(
     columns: int = 32,
     scale: int = 8,
 ) -> bytes:
-    """The patch of every code, from dark to bright; codes that were never used come last, crossed out."""
+    """Draw the patch of every code, from dark to bright; unused codes come last, crossed out."""
     require_at_least(1, codes=len(patches), columns=columns, scale=scale)
     side, gap = scale * patches.shape[-1], 2
     order = _by_brightness(patches, counts, columns)
@@ -137,7 +129,7 @@ def codebook_grid(
 def mean_patches(
     images: Float[Tensor, "b 3 h w"], tokens: Integer[Tensor, "b rows columns"], codebook_size: int
 ) -> Float[Tensor, "k 3 p p"]:
-    """The mean of the patches in the places of each code; grey for a code that has no place."""
+    """Return the mean image patch of each code; grey for an unused code."""
     side = images.shape[2] // tokens.shape[1]
     patches = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
     codes = tokens.flatten().long()
@@ -146,7 +138,7 @@ def mean_patches(
 
 
 def _by_brightness(patches: Tensor, counts: Tensor, columns: int) -> list[int]:
-    """Codes in use by brightness, within each row from blue to red; then the others."""
+    """Used codes by brightness, within each row from blue to red; then the unused ones."""
     means = patches.detach().float().cpu().mean((2, 3))
     brightness, warmth = (means @ means.new_tensor(_LUMA)).tolist(), (means[:, 0] - means[:, 2]).tolist()
     used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
@@ -166,30 +158,6 @@ def _readable_on(colour: Tensor) -> str:
     return INK if brightness > 0 else PAPER
 
 
-_SHOWN_SIDE = 128
-"""Pixels that the side of an image takes in the picture, or a little less; large images keep their size."""
-_GREY = 0.0
-
-
-def draw_samples(
-    maskgit: MaskGIT,
-    classes: Sequence[int],
-    sampling: Sampling,
-    *,
-    seed: int = 0,
-    batch_size: int = 32,
-    on_progress: Progress = unwatched,
-) -> Iterator[Float[Tensor, "b 3 s s"]]:
-    """An image of each class, batch by batch, on the CPU: the same for the same seed and batch size."""
-    require_at_least(1, batch_size=batch_size)
-    # Before the first batch is drawn, not when the last one is asked for.
-    maskgit.require_classes(classes)
-    for first in range(0, len(classes), batch_size):
-        chosen = torch.tensor(classes[first : first + batch_size])
-        yield maskgit.generate(chosen, sampling, seed=batch_seed(seed, first)).cpu()
-        on_progress(min(first + batch_size, len(classes)), len(classes))
-
-
 def sample_grid(
     images: Float[Tensor, "b 3 s s"],
     classes: Sequence[int],
@@ -199,15 +167,15 @@ def sample_grid(
     columns: int = 8,
     scale: int | None = None,
 ) -> bytes:
-    """A band for each class: its name, and below it its images, in as many rows as they take.
+    """Draw samples class by class: the name of the class, and its images below.
 
-    classes: of each image; bands come in the order in which classes are met.
-    names: of all classes.
-    scale: pixels along the side of each of an image's pixels; by default, small images are enlarged.
+    classes: class of each image; classes are drawn in the order of their first image.
+    names: names of all classes.
+    scale: factor of enlargement; None enlarges small images.
     """
     scale = scale or _scale(images)
     require_at_least(1, images=len(images), columns=columns, scale=scale)
-    bands = {number: [i for i, each in enumerate(classes) if each == number] for number in classes}
+    bands = {number: [i for i, label in enumerate(classes) if label == number] for number in classes}
     side, rows = scale * images.shape[-1], [-(-len(band) // columns) for band in bands.values()]
     width = min(columns, max(map(len, bands.values()))) * (side + GAP) - GAP
     height = len(bands) * (LINE + MARGIN) + sum(rows) * (side + GAP) - GAP
@@ -232,13 +200,14 @@ def inpainting_strip(
     name: str,
     scale: int | None = None,
 ) -> bytes:
-    """The image, the image with grey where it was drawn anew, and each result.
+    """Draw the image, the image with the redrawn part in grey, and each result.
 
-    mask: true where it was drawn anew.
-    name: of the class that it was drawn as.
+    mask: True where the image was redrawn.
+    name: class that it was redrawn as.
+    scale: factor of enlargement; None enlarges small images.
     """
     scale = scale or _scale(results)
-    hidden = original.masked_fill(mask, _GREY)
+    hidden = original.masked_fill(mask, 0.0)
     captions = [f"{number}. {name}" for number in range(1, len(results) + 1)]
     shown = zip(["original", "hidden", *captions], [original, hidden, *results], strict=True)
     width = scale * original.shape[-1]
@@ -246,8 +215,8 @@ def inpainting_strip(
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, or as much of its beginning as fits into so many pixels, with dots for the rest."""
-    # Names of classes are those of directories, which may hold anything.
+    """Return the text, cut to so many pixels, with dots for the rest."""
+    # Class names are names of directories, which may contain any character.
     text = " ".join(text.encode(errors="replace").decode().split())
     if text_width(text) <= width:
         return text
@@ -257,9 +226,9 @@ def shortened(text: str, width: int) -> str:
 
 
 def _titled(name: str) -> str:
-    """Shards know classes by their numbers alone."""
+    """Name of a class; in shards, classes have only numbers."""
     return f"class {name}" if name.isdecimal() else name
 
 
 def _scale(images: Float[Tensor, "b 3 s s"]) -> int:
-    return max(1, _SHOWN_SIDE // images.shape[-1])
+    return max(1, _SAMPLE_SIDE // images.shape[-1])

@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from matplotlib.axes import Axes
 from PIL import Image
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, to_tensor
 from lgq.metrics import codebook_study as study_module
-from lgq.metrics.codebook_study import CodebookStudy, study_codebook
+from lgq.metrics.codebook_study import CodebookStudy, draw_study, study_codebook
 from lgq.metrics.geometry import PositionPairs
 from lgq.models.autoencoder import Backbone
 from lgq.tokenizer import Tokenizer
@@ -244,3 +245,20 @@ def test_two_processes_find_what_one_finds(photos, tmp_path):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         assert found["record"] == whole.record()
         assert all(torch.equal(a, b) for a, b in zip(found["tensors"], tensors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "stages", "pictures"),
+    [("rotvq", 2, {"usage", "atlas", "norms", "overlay"}), ("fsq", 1, {"usage", "atlas"})],
+)
+def test_a_study_is_drawn_with_the_label_of_its_quantizer(photos, monkeypatch, quantizer, stages, pictures):
+    titles: list[str] = []
+    original = Axes.set_title
+    monkeypatch.setattr(
+        Axes, "set_title", lambda axes, text, **kw: (titles.append(text), original(axes, text, **kw))
+    )
+    options = {"stage": 1} if stages > 1 else {}
+    drawn = draw_study(study(photos, tokenizer_of(quantizer, stages=stages), **options), method="pca")
+    assert drawn.keys() == pictures
+    caption = "RotVQ, stage 2 of 2: " if stages > 1 else "FSQ: "
+    assert any(title.startswith(caption) for title in titles)

@@ -4,7 +4,7 @@ from io import BytesIO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
 
@@ -20,14 +20,19 @@ def levels(image: Tensor, scale: int = 1) -> np.ndarray:
 
 def opened(png: bytes) -> np.ndarray:
     image = Image.open(BytesIO(png))
-    assert (image.format, image.mode) == ("PNG", "RGB")
-    return np.asarray(image)
+    assert image.format == "PNG"
+    return np.asarray(image.convert("RGB"))
+
+
+def count(colour: str, picture: np.ndarray) -> int:
+    """Number of pixels of exactly this colour."""
+    return int((picture == ImageColor.getrgb(colour)).all(2).sum())
 
 
 def place(part: np.ndarray, whole: np.ndarray) -> tuple[int, int]:
-    """Row and column of the one place where `part` stands in `whole`, pixel for pixel."""
+    """Row and column of the only place where `part` is in `whole`, pixel for pixel."""
     corners = zip(*np.nonzero((whole == part[0, 0]).all(2)), strict=True)
     height, width = part.shape[:2]
-    found = [(y, x) for y, x in corners if np.array_equal(whole[y : y + height, x : x + width], part)]
-    assert len(found) == 1
-    return int(found[0][0]), int(found[0][1])
+    matches = [(y, x) for y, x in corners if np.array_equal(whole[y : y + height, x : x + width], part)]
+    assert len(matches) == 1
+    return int(matches[0][0]), int(matches[0][1])

@@ -1,7 +1,6 @@
-"""Pictures of a codebook show every group of codes, how they were made, and patches as they are."""
+"""Pictures of a codebook show every group of codes, how they were projected, and patches as they are."""
 
 import sys
-from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,70 +8,41 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image, ImageColor
+from png_pixels import count, opened, place
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from lgq.metrics.codebook_study import CodeAtlas, CodebookStudy
 from lgq.plots import codebooks
 from lgq.plots.canvas import ORANGE
-from lgq.plots.codebooks import LATENT, atlas_sheet, draw_study, norm_scatter, overlay
-from lgq.plots.curves import usage_histogram
+from lgq.plots.codebooks import LATENT, atlas_sheet, norm_scatter, overlay, project
 
-CODES, CHANNELS, GRID, PATCH, KEEP = 12, 4, (2, 3), 3, 4
+CODES, PATCH, KEEP = 12, 3, 4
+SCALES = torch.tensor([0.1, 5.0, 0.2, 2.0])
 
 
 class FirstTwo:
-    """Stands in for UMAP, which takes long to compile."""
+    """A stand-in for UMAP, which takes long to compile."""
 
     def __init__(self, **settings):
         self.settings = settings
 
     def fit_transform(self, rows: np.ndarray) -> np.ndarray:
-        return rows[:, :2].astype(np.float32)
+        return (rows[:, :2] + self.settings["random_state"]).astype(np.float32)
 
 
-def opened(png: bytes) -> np.ndarray:
-    image = Image.open(BytesIO(png))
-    assert image.format == "PNG"
-    return np.asarray(image.convert("RGB"))
+@pytest.fixture
+def with_umap(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
 
 
-def count(colour: str, png: bytes) -> int:
-    return int((opened(png) == ImageColor.getrgb(colour)).all(2).sum())
-
-
-def is_blue(picture: np.ndarray) -> np.ndarray:
-    return picture[..., 2].astype(int) > picture[..., 0].astype(int) + 30
-
-
-def bluish(picture: np.ndarray) -> int:
-    return int(is_blue(picture).sum())
-
-
-def atlas_of(images: int = 20, dead: int = 3) -> CodeAtlas:
-    atlas = CodeAtlas.of(CODES, grid=GRID, patch=PATCH, keep=KEEP)
-    pixels = torch.rand(images, 3, GRID[0] * PATCH, GRID[1] * PATCH) * 2 - 1
-    atlas.update(pixels, torch.randint(0, CODES - dead, (images, *GRID)), torch.arange(images))
-    return atlas
-
-
-def study_of(atlas: CodeAtlas, *, learned: bool = True, overlaid: bool = True, **changes) -> CodebookStudy:
-    values = {
-        "quantizer": "lgq",
-        "stage": 0,
-        "stages": 1,
-        "images": 20,
-        "metrics": {},
-        "absent": {},
-    } | changes
-    codebook = torch.randn(CODES, CHANNELS) if learned else None
-    latents = torch.randn(50, CHANNELS) if overlaid else None
-    return CodebookStudy(**values, atlas=atlas, codebook=codebook, latents=latents, broken={})
+@pytest.fixture
+def without_umap(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
 
 
 @pytest.fixture
 def titles(monkeypatch) -> list[str]:
-    """What is written above plots and their panels."""
+    """Titles of plots and their panels."""
     written: list[str] = []
     for owner, name in ((Axes, "set_title"), (Figure, "suptitle")):
         original = getattr(owner, name)
@@ -85,73 +55,96 @@ def titles(monkeypatch) -> list[str]:
     return written
 
 
-def points(codes: int = CODES) -> tuple[Tensor, Tensor]:
-    return torch.randn(50, CHANNELS), torch.randn(codes, CHANNELS)
+def points() -> tuple[Tensor, Tensor]:
+    """Latents and codes."""
+    return torch.randn(60, 4) * SCALES + 3, torch.randn(CODES, 4) * SCALES
 
 
-def test_a_study_is_drawn_in_four_pictures():
-    study = study_of(atlas_of())
-    drawn = draw_study(study, method="pca")
-    assert drawn.keys() == {"usage", "atlas", "norms", "overlay"}
-    assert drawn["usage"] == usage_histogram(study.usage.counts, caption="LGQ")
-    assert all(min(opened(png).shape[:2]) > 100 for png in drawn.values())
+def is_blue(picture: np.ndarray) -> np.ndarray:
+    return picture[..., 2].astype(int) > picture[..., 0].astype(int) + 30
 
 
-def test_pictures_that_a_study_has_nothing_for_are_left_out():
-    fixed = study_of(atlas_of(), learned=False, overlaid=False)
-    assert draw_study(fixed).keys() == {"usage", "atlas"}
-    assert draw_study(study_of(atlas_of(), overlaid=False)).keys() == {"usage", "atlas", "norms"}
-
-
-def test_pictures_say_whose_codes_they_show(titles):
-    draw_study(study_of(atlas_of(), quantizer="rotvq", stage=1, stages=3), method="pca")
-    assert sum("RotVQ, stage 2 of 3" in title for title in titles) == 3
-    titles.clear()
-    draw_study(study_of(atlas_of()), method="pca")
-    assert sum(title.startswith("LGQ: ") for title in titles) == 3
-
-
-def test_an_overlay_names_its_method(titles, monkeypatch):
+def test_pca_keeps_the_two_directions_of_most_variance():
     latents, codes = points()
-    counts = torch.arange(CODES)
-    overlay(latents, codes, counts, caption="LGQ", method="pca")
+    plane = project(latents, codes, method="pca")
+    centred = latents.double().numpy() - latents.double().numpy().mean(0)
+    directions = np.linalg.svd(centred)[2][:2]
+    assert plane.method == "pca"
+    np.testing.assert_allclose(plane.latents.abs(), np.abs(centred @ directions.T), atol=1e-9)
+    moved = codes.double().numpy() - latents.double().numpy().mean(0)
+    np.testing.assert_allclose(plane.codes.abs(), np.abs(moved @ directions.T), atol=1e-9)
+    for column, channel in enumerate((1, 3)):
+        pair = torch.stack([plane.latents[:, column], latents[:, channel].double()])
+        assert torch.corrcoef(pair)[0, 1] > 0.9
+
+
+@pytest.mark.usefixtures("without_umap")
+def test_without_umap_pca_is_used_and_named(titles):
+    latents, codes = points()
+    plane = project(latents, codes)
+    assert plane.method == "pca"
+    assert torch.equal(plane.latents, project(latents, codes, method="pca").latents)
+    overlay(latents, codes, torch.arange(CODES), caption="LGQ")
     assert "by PCA" in titles[-1]
-    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
-    overlay(latents, codes, counts, caption="LGQ")
+    with pytest.raises(ValueError, match=r"install lgq\[umap\]"):
+        project(latents, codes, method="umap")
+
+
+@pytest.mark.usefixtures("with_umap")
+def test_umap_projects_latents_and_codes_together_and_is_named(titles):
+    latents, codes = points()
+    plane = project(latents, codes, seed=5)
+    assert plane.method == "umap"
+    torch.testing.assert_close(plane.latents.float(), latents[:, :2] + 5)
+    torch.testing.assert_close(plane.codes.float(), codes[:, :2] + 5)
+    overlay(latents, codes, torch.arange(CODES), caption="LGQ")
     assert "by UMAP" in titles[-1]
-    monkeypatch.setitem(sys.modules, "umap", None)
-    overlay(latents, codes, counts, caption="LGQ")
-    assert "by PCA" in titles[-1]
 
 
-def test_an_overlay_says_how_long_latents_and_codes_are(titles):
-    latents, codes = (torch.nn.functional.normalize(x) for x in points())
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_input_is_refused_by_name():
+    latents, codes = points()
+    with pytest.raises(ValueError, match="same channels to share a plane, got 4 and 3"):
+        project(latents, codes[:, :3])
+    with pytest.raises(ValueError, match="latents must be at least 2, got 1"):
+        project(latents[:1], codes)
+    with pytest.raises(ValueError, match="method must be 'auto' or 'umap' or 'pca', got 'tsne'"):
+        project(latents, codes, method="tsne")
+    with pytest.raises(ValueError, match="codes must be at least 1, got 0"):
+        atlas_sheet({}, torch.ones(CODES).long(), caption="")
+
+
+def test_an_overlay_gives_the_norms_of_latents_and_codes(titles):
+    latents, codes = map(normalize, points())
     overlay(8 * latents, 0.5 * codes, torch.ones(CODES).long(), caption="LGQ", method="pca")
     assert any("median norms 8 of latents, 0.5 of codes" in title for title in titles)
 
 
 def test_dead_codes_are_drawn_in_their_own_colour():
     latents, codes = points()
-    live, some, dead = torch.ones(CODES).long(), torch.arange(CODES) // 4, torch.zeros(CODES).long()
-    crosses = [
-        count(ORANGE, overlay(latents, codes, x, caption="", method="pca")) for x in (live, some, dead)
+    usages = torch.ones(CODES).long(), torch.arange(CODES) // 4, torch.zeros(CODES).long()
+    pictures = [
+        [overlay(latents, codes, counts, caption="", method="pca") for counts in usages],
+        [norm_scatter(codes, counts, caption="") for counts in usages],
     ]
-    assert crosses[0] == 0 < crosses[1] < crosses[2]
-    crosses = [count(ORANGE, norm_scatter(codes, x, caption="")) for x in (live, some, dead)]
-    assert crosses[0] == 0 < crosses[1] < crosses[2]
+    for all_live, some_live, all_dead in pictures:
+        crosses = [count(ORANGE, opened(png)) for png in (all_live, some_live, all_dead)]
+        assert crosses[0] == 0 < crosses[1] < crosses[2]
 
 
 def test_latents_and_live_codes_are_drawn():
     latents, codes = points()
     counts = torch.arange(CODES)
     more, fewer = (overlay(x, codes, counts, caption="", method="pca") for x in (latents, latents[:10]))
-    assert count(LATENT, more) > count(LATENT, fewer) > 0
-    marks = [bluish(opened(norm_scatter(codes, x, caption=""))) for x in (counts * 0, counts // 8, counts)]
+    assert count(LATENT, opened(more)) > count(LATENT, opened(fewer)) > 0
+    marks = [
+        is_blue(opened(norm_scatter(codes, x, caption=""))).sum() for x in (counts * 0, counts // 8, counts)
+    ]
     assert marks[0] < marks[1] < marks[2]
 
 
 def test_codes_are_darker_the_more_they_are_used():
-    latents = torch.randn(50, CHANNELS)
+    latents = torch.randn(50, 4)
     codes = torch.tensor([[5.0, 0, 0, 0], [-5.0, 0, 0, 0]])
 
     def darkest(*counts: int) -> int:
@@ -162,7 +155,7 @@ def test_codes_are_darker_the_more_they_are_used():
     assert darkest(1, 1) > darkest(1, 10_000)
 
 
-def test_large_codebooks_are_drawn_in_part_and_say_so(titles, monkeypatch):
+def test_large_codebooks_are_drawn_in_part_and_the_title_says_so(titles, monkeypatch):
     monkeypatch.setattr(codebooks, "MOST_PROJECTED_CODES", 5)
     latents, codes = points()
     picture = overlay(latents, codes, torch.ones(CODES).long(), caption="LGQ", method="pca")
@@ -173,38 +166,22 @@ def test_large_codebooks_are_drawn_in_part_and_say_so(titles, monkeypatch):
 
 
 def test_norms_are_shown_with_their_correlation(titles):
-    counts = torch.tensor([0, 1, 9, 99])
-    norms = counts.double().log1p().float() + 1
-    norm_scatter(norms[:, None] * torch.nn.functional.normalize(torch.randn(4, 3)), counts, caption="LGQ")
-    assert "(correlation +1.00)" in titles[-1]
-    norm_scatter(torch.ones(4, 1), counts, caption="LGQ")
+    codes, counts = torch.randn(4, 3), torch.tensor([0, 1, 9, 99])
+    norm_scatter(codes, counts, caption="LGQ", correlation=1.0)
+    assert titles[-1] == "LGQ: norm and use of codes (correlation +1.00)"
+    norm_scatter(codes, counts, caption="LGQ")
     assert "correlation" not in titles[-1]
 
 
 def test_an_atlas_shows_patches_as_they_are_beside_their_code():
-    atlas = atlas_of()
-    picture = opened(atlas_sheet(atlas, caption="LGQ", codes=4))
+    patches = {code: torch.randint(256, (KEEP, 3, PATCH, PATCH), dtype=torch.uint8) for code in (7, 3, 9, 0)}
+    picture = opened(atlas_sheet(patches, torch.arange(CODES), caption="LGQ"))
     scale = codebooks._PATCH_SIDE // PATCH
-    tops, lefts = [], []
-    for entry in atlas.most_frequent(4):
-        for patch in entry.patches:
-            wanted = patch.permute(1, 2, 0).numpy().repeat(scale, 0).repeat(scale, 1)
-            rows, columns = np.nonzero((picture == wanted[0, 0]).all(2))
-            side = len(wanted)
-            places = zip(rows, columns, strict=True)
-            found = [(y, x) for y, x in places if np.array_equal(picture[y : y + side, x : x + side], wanted)]
-            assert len(found) == 1
-            tops.append(found[0][0])
-            lefts.append(found[0][1])
-    by_code = np.array(tops).reshape(4, KEEP)
-    assert (by_code == by_code[:, :1]).all()
-    assert by_code[0, 0] == by_code[2, 0] < by_code[1, 0] == by_code[3, 0]
-    assert (np.diff(np.array(lefts).reshape(4, KEEP)) > 0).all()
-
-
-def test_an_atlas_ends_with_the_codes_that_occurred():
-    few, many = atlas_of(dead=CODES - 1), atlas_of(dead=0)
-    heights = [opened(atlas_sheet(atlas, caption="")).shape[0] for atlas in (few, many)]
-    assert heights[0] < heights[1]
-    with pytest.raises(ValueError, match="codes must be at least 1, got 0"):
-        atlas_sheet(few, caption="", codes=0)
+    pixels = [patch.permute(1, 2, 0).numpy() for shown in patches.values() for patch in shown]
+    corners = [place(patch.repeat(scale, 0).repeat(scale, 1), picture) for patch in pixels]
+    tops, lefts = np.array(corners).reshape(len(patches), KEEP, 2).transpose(2, 0, 1)
+    assert (tops == tops[:, :1]).all()
+    assert tops[0, 0] == tops[2, 0] < tops[1, 0] == tops[3, 0]
+    assert (np.diff(lefts) > 0).all()
+    fewer = opened(atlas_sheet({7: patches[7]}, torch.arange(CODES), caption="LGQ"))
+    assert fewer.shape[0] < picture.shape[0]

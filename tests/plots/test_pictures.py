@@ -3,26 +3,25 @@
 import numpy as np
 import pytest
 import torch
-from PIL import ImageColor
-from png_pixels import levels, noise, opened, place
+from PIL import ImageColor, ImageFont
+from png_pixels import count, levels, noise, opened, place
 from torch import Tensor
 
 from lgq.plots import canvas
 from lgq.plots.pictures import (
     Panel,
     codebook_grid,
+    inpainting_strip,
     mean_patches,
     reconstruction_grid,
+    sample_grid,
+    shortened,
     side_by_side,
     token_mosaic,
 )
 
 
-def count(colour: str, picture: np.ndarray) -> int:
-    return int((picture == ImageColor.getrgb(colour)).all(2).sum())
-
-
-def test_panels_stand_side_by_side_each_at_its_own_scale():
+def test_panels_are_side_by_side_each_at_its_own_scale():
     small, large = noise(3, 4, 6), noise(3, 12, 9)
     picture = opened(side_by_side([Panel("small", small, 3), Panel("large", large)]))
     top, left = place(levels(small, 3), picture)
@@ -35,7 +34,7 @@ def test_captions_are_written():
     assert count(canvas.INK, words) > 0 == count(canvas.INK, silence)
 
 
-def test_every_image_of_a_grid_stands_above_its_reconstruction():
+def test_every_image_of_a_grid_is_above_its_reconstruction():
     images, reconstructions = noise(5, 3, 4, 6), noise(5, 3, 4, 6)
     picture = opened(reconstruction_grid(images, reconstructions, caption="", columns=3, scale=2))
     above = [place(levels(image, 2), picture) for image in images]
@@ -107,7 +106,7 @@ def test_mean_patches_are_the_means_over_the_places_of_a_code():
     for (b, row, column), code in np.ndenumerate(tokens.numpy()):
         patch = images[b, :, 3 * row : 3 * row + 3, 3 * column : 3 * column + 3]
         places[code].append(patch)
-    means = [torch.stack(found).mean(0) if found else torch.zeros(3, 3, 3) for found in places.values()]
+    means = [torch.stack(patches).mean(0) if patches else torch.zeros(3, 3, 3) for patches in places.values()]
     torch.testing.assert_close(mean_patches(images, tokens, 6), torch.stack(means))
 
 
@@ -119,3 +118,80 @@ def test_an_empty_picture_is_refused():
         reconstruction_grid(nothing, nothing, caption="")
     with pytest.raises(ValueError, match="codes must be at least 1"):
         codebook_grid(nothing, torch.empty(0, dtype=torch.int64), caption="")
+
+
+def test_images_of_a_class_are_together_below_its_name():
+    images, classes = noise(7, 3, 5, 5), [2, 0, 2, 0, 2, 2, 2]
+    picture = opened(sample_grid(images, classes, ("a", "b", "c"), caption="", columns=3, scale=2))
+    places = [place(levels(image, 2), picture) for image in images]
+    step = 2 * 5 + canvas.GAP
+    (top, left), (below, _) = places[0], places[1]
+    eels, cats = [0, 2, 4, 5, 6], [1, 3]
+    assert [places[i] for i in eels] == [
+        (top + step * (n // 3), left + step * (n % 3)) for n in range(len(eels))
+    ]
+    assert [places[i] for i in cats] == [(below, left + step * n) for n in range(len(cats))]
+    assert below >= top + 2 * step + canvas.LINE
+    assert picture.shape[0] >= below + 10
+    assert picture.shape[1] >= left + 3 * step - canvas.GAP
+
+
+def test_each_name_is_written_above_its_images():
+    images = noise(2, 3, 60, 60)
+
+    def drawn(*names: str) -> np.ndarray:
+        return opened(sample_grid(images, [0, 1], names, caption="", scale=1))
+
+    silent = drawn("", "")
+    tops = [place(levels(image), silent)[0] for image in images]
+    for number, names in enumerate((("words", ""), ("", "words"))):
+        rows = np.nonzero((drawn(*names) != silent).any((1, 2)))[0]
+        assert tops[number] - canvas.LINE <= rows.min()
+        assert rows.max() < tops[number]
+
+
+@pytest.mark.parametrize(("side", "shown"), [(32, 128), (64, 128), (100, 100), (256, 256)])
+def test_small_images_are_enlarged(side, shown):
+    image = torch.full((1, 3, side, side), -1.0)
+    picture = opened(sample_grid(image, [0], ("",), caption=""))
+    assert (picture == 0).all(2).sum() == shown**2
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\udcff bytes", "", "名前", "word " * 50])
+def test_any_name_of_a_directory_can_be_drawn(name):
+    picture = opened(sample_grid(noise(1, 3, 8, 8), [0], (name,), caption="a caption"))
+    assert picture.shape[1] < 300
+
+
+def test_names_are_shortened_to_the_room_that_they_have():
+    font = ImageFont.load_default(canvas.TEXT)
+    name = "tench, Tinca tinca, a fish of quiet waters"
+    for width in (60, 120, 200):
+        short = shortened(name, width)
+        assert short.endswith("...")
+        assert name.startswith(short.removesuffix("..."))
+        assert font.getlength(short) <= width
+    assert shortened(name, 1000) == name
+
+
+def test_a_strip_shows_the_image_what_is_hidden_and_the_results():
+    original, results = noise(3, 30, 30), noise(2, 3, 30, 30)
+    mask = torch.zeros(30, 30, dtype=torch.bool)
+    mask[:, 12:] = True
+    hidden = torch.where(mask, torch.zeros(()), original)
+    picture = opened(inpainting_strip(original, mask, results, name="dog", scale=2))
+    places = [place(levels(image, 2), picture) for image in (original, hidden, *results)]
+    top, left = places[0]
+    assert places == [(top, left + n * (60 + canvas.MARGIN)) for n in range(4)]
+
+
+@pytest.mark.parametrize("settings", [{"columns": 0}, {"scale": -1}])
+def test_mistakes_are_named(settings):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        sample_grid(noise(1, 3, 4, 4), [0], ("",), caption="", **settings)
+
+
+def test_a_class_that_has_only_a_number_is_called_a_class():
+    images = torch.zeros(1, 3, 8, 8)
+    by_number, by_name = (sample_grid(images, [0], names, caption="one") for names in (("7",), ("class 7",)))
+    assert by_number == by_name

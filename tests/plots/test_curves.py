@@ -1,25 +1,17 @@
 """Plots show what the records say, and nothing else."""
 
-from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageColor
+from png_pixels import count, opened
 
-from lgq.plots import curves as plots
+from lgq.plots.canvas import SHADE
 from lgq.plots.curves import CURVES, training_curves, usage_histogram
 
 
-def opened(png: bytes) -> np.ndarray:
-    image = Image.open(BytesIO(png))
-    assert image.format == "PNG"
-    return np.asarray(image.convert("RGB"))
-
-
 def has(colour: str, png: bytes) -> bool:
-    return bool((opened(png) == ImageColor.getrgb(colour)).all(2).any())
+    return count(colour, opened(png)) > 0
 
 
 def record(step: int, split: str, **values: float | None) -> dict[str, Any]:
@@ -48,21 +40,17 @@ def test_a_value_that_a_run_does_not_measure_has_no_panel(curve):
     ]
     plot = training_curves(records)
     assert not has(curve.colour, plot)
-    assert all(has(other.colour, plot) for other in CURVES if other != curve)
+    assert all(has(shown.colour, plot) for shown in CURVES if shown != curve)
 
 
 def test_a_single_record_is_enough_for_its_panel():
-    one = opened(training_curves([record(5, "validation", psnr=20.0)]))
-    assert one.shape[0] < opened(training_curves(RECORDS)).shape[0]
+    single = opened(training_curves([record(5, "validation", psnr=20.0)]))
+    assert single.shape[0] < opened(training_curves(RECORDS)).shape[0]
 
 
-def test_values_that_were_no_numbers_are_left_out():
-    broken = [*RECORDS, record(40, "train", loss=None, tau=None), record(40, "validation", psnr=None)]
-    assert training_curves(broken) == training_curves(RECORDS)
-
-
-def test_values_of_another_split_are_left_out():
-    assert training_curves([*RECORDS, record(30, "train", psnr=50.0)]) == training_curves(RECORDS)
+def test_nan_values_and_values_of_another_split_are_left_out():
+    more = [record(40, "train", loss=None, tau=None, psnr=50.0), record(40, "validation", psnr=None)]
+    assert training_curves([*RECORDS, *more]) == training_curves(RECORDS)
 
 
 def test_a_run_without_records_is_refused():
@@ -80,7 +68,7 @@ def test_the_histogram_does_not_depend_on_the_order_of_the_codes():
 def test_half_of_the_plot_is_shaded_where_half_of_the_codes_are_unused():
     def shaded(*counts: int) -> float:
         plot = opened(usage_histogram(torch.tensor(counts)))
-        return float((plot == ImageColor.getrgb(plots.SHADE)).all(2).mean())
+        return count(SHADE, plot) / plot[..., 0].size
 
     assert 0.25 < shaded(4, 2, 0, 0) < 0.5
     assert shaded(4, 2, 1, 1) < 0.01

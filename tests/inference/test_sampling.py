@@ -1,0 +1,48 @@
+"""Drawing samples in batches is reproducible."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lgq.errors import LGQError
+from lgq.inference.sample import draw_samples
+from lgq.maskgit import MaskGIT
+from lgq.metrics.generation import batch_seed
+from lgq.models.sampling import Sampling
+
+
+class Stub(MaskGIT):
+    """A generator without networks: images whose pixels tell their class."""
+
+    classes = ("cat", "dog", "eel")
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.asked: list[tuple[list[int], int]] = []
+
+    def generate(self, classes: Tensor, sampling: Sampling, *, seed: int) -> Tensor:
+        self.asked.append((classes.tolist(), seed))
+        return (classes / 3).view(-1, 1, 1, 1).expand(-1, 3, 4, 4)
+
+
+def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
+    stub, told = Stub(), []
+    classes = [0, 0, 1, 1, 2]
+    images = torch.cat(
+        list(
+            draw_samples(
+                stub, classes, Sampling(), seed=3, batch_size=2, on_progress=lambda *done: told.append(done)
+            )
+        )
+    )
+    assert torch.equal(images[:, 0, 0, 0], torch.tensor(classes) / 3)
+    assert stub.asked == [([0, 0], batch_seed(3, 0)), ([1, 1], batch_seed(3, 2)), ([2], batch_seed(3, 4))]
+    assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
+    stub = Stub()
+    with pytest.raises(LGQError, match=f"class {wrong} is not among 0..2"):
+        next(draw_samples(stub, [0, 1, wrong], Sampling(), batch_size=1))
+    assert stub.asked == []
