@@ -8,22 +8,18 @@ from pathlib import Path
 from lgq.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
-GROUPS = {
-    "weights": ("status", "fetch", "import"),
-    "bench": ("quantizers", "encode", "train", "evaluate", "sample"),
-}
 HEAD = """\
 # Commands
 
-Written by `scripts/write_cli_reference.py`; on the screen it is `lgq COMMAND --help`. A run's options
-show the values of the run that is named before `--help`, here `pocket-lgq`, and `pocket` of a generator.
+The help of every command, as `lgq COMMAND --help` prints it; this page is written by
+`scripts/write_cli_reference.py`. Defaults of `train` and `train-generator` are those of the named run, here
+`pocket-lgq` and `pocket`: `lgq train imagenet256-fsq --help` shows others.
 """
 
 
 def reference() -> str:
-    lines = [[name] for name in COMMANDS if name not in GROUPS]
-    lines += [[group, name] for group, names in GROUPS.items() for name in names]
-    return "\n".join([HEAD, *(f"## lgq {' '.join(line)}\n\n```text\n{_help(line)}\n```\n" for line in lines)])
+    parts = [f"## lgq {name}\n\n```text\n{_help(name.split())}\n```\n" for name in COMMANDS]
+    return "\n".join([HEAD, *parts])
 
 
 def _help(command: list[str]) -> str:

@@ -1,161 +1,214 @@
-"""The command line: each command parses, calls one library function and prints.
+"""The command line: a command parses its options, calls one function of the library and prints the result.
 
-Exit codes: 0, done; 1, the loss is no number any more; 2, a user's mistake, in one line; 75, stopped
-on request, with all work saved: the same command goes on; 130, stopped, and nothing to go on with.
+Only the command that is asked for is loaded. Exit codes: 0, done; 1, the loss is NaN or infinite; 2, a
+mistake that the user can mend, in one line; 75, stopped on request with all work saved, so that the same
+command continues; 130, stopped with nothing to continue. Any other error keeps its traceback; LGQ_DEBUG=1
+shows the traceback of every error.
 """
 
 import contextlib
+import difflib
 import io
+import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
-from typing import Annotated, Any, Protocol, Union, runtime_checkable
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from lgq.cli.bench import Bench
 from lgq.cli.console import command_line, complain, log_to_the_console, say
-from lgq.cli.demo import Demo
-from lgq.cli.evaluate import Evaluate
-from lgq.cli.experiment import Experiment
-from lgq.cli.generate import Inpaint, Sample
-from lgq.cli.images import Decode, Encode, Reconstruct
-from lgq.cli.options import MARKERS, REGISTRY
-from lgq.cli.report import Report
-from lgq.cli.shard import Shard
-from lgq.cli.train import FAMILIES, Train, TrainGenerator
-from lgq.cli.weights import Weights
-from lgq.distributed import leave_processes
 from lgq.errors import LGQError
-from lgq.training.loop import DivergedError
-from lgq.training.signals import INTERRUPTED
 
-DIVERGED, MISTAKE, STOPPED = 1, 2, 130
+STOPPED_AND_SAVED, STOPPED = 75, 130
 
 
-@runtime_checkable
 class Command(Protocol):
+    """A dataclass whose fields are the options; one with `with_defaults_of` takes its defaults from a run."""
+
     def run(self) -> int:
-        """Do it; returns the exit code."""
+        """Run the command and return its exit code."""
 
 
-COMMANDS: dict[str, type[Command]] = {
-    "demo": Demo,
-    "shard": Shard,
-    "train": Train,
-    "train-generator": TrainGenerator,
-    "evaluate": Evaluate,
-    "reconstruct": Reconstruct,
-    "encode": Encode,
-    "decode": Decode,
-    "sample": Sample,
-    "inpaint": Inpaint,
-    "experiment": Experiment,
-    "report": Report,
-    "weights": Weights,
-    "bench": Bench,
+class Entry(NamedTuple):
+    """Where a command is, and what `lgq --help` says about it."""
+
+    module: str
+    class_name: str
+    summary: str
+    continues: bool = False
+    """Whether the same command continues after Ctrl-C."""
+
+    def load(self) -> Any:
+        return getattr(import_module(f"lgq.cli.{self.module}"), self.class_name)
+
+
+COMMANDS = {
+    "demo": Entry("train", "Demo", "train a small tokenizer and generator in minutes, and draw them", True),
+    "shard": Entry("images", "Shard", "write images into WebDataset shards", True),
+    "train": Entry("train", "Train", "train a tokenizer", True),
+    "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
+    "evaluate": Entry("evaluate", "Evaluate", "measure a tokenizer or a generator"),
+    "reconstruct": Entry("images", "Reconstruct", "write images beside their reconstructions"),
+    "encode": Entry("images", "Encode", "turn images into tokens", True),
+    "decode": Entry("images", "Decode", "turn tokens into images", True),
+    "sample": Entry("generate", "Sample", "draw images with a generator", True),
+    "inpaint": Entry("generate", "Inpaint", "redraw a part of an image with a generator"),
+    "experiment": Entry("experiment", "Experiment", "train and evaluate the rows of a table", True),
+    "report": Entry("report", "Report", "write one page about the results of experiments"),
+    "weights status": Entry("weights", "WeightsStatus", "list the weights behind LPIPS and FID"),
+    "weights fetch": Entry("weights", "WeightsFetch", "download them once"),
+    "weights import": Entry("weights", "WeightsImport", "take them from a file"),
+    "bench quantizers": Entry("bench", "BenchQuantizers", "time and memory of a quantizer's training step"),
+    "bench encode": Entry("bench", "BenchEncode", "nearest-code search beside faiss"),
+    "bench train": Entry("bench", "BenchTrain", "images per second of a training step"),
+    "bench evaluate": Entry("bench", "BenchEvaluate", "the cost of an evaluation"),
+    "bench sample": Entry("bench", "BenchSample", "the cost of drawing images"),
 }
 
 
-CONTINUED = (Demo, Shard, Train, TrainGenerator, Encode, Decode, Sample, Experiment)
-"""Commands that go on where they were stopped."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Return when all is done; exit with one of the other codes."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command line; return when it is done, exit with a code otherwise."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line.set(tuple(words))
     with log_to_the_console():
         try:
-            code = _run(given)
+            code = _run(words)
+        except LGQError as error:
+            if os.environ.get("LGQ_DEBUG", "0") not in ("", "0"):
+                traceback.print_exc()
+            complain(error)
+            code = error.exit_code
         except BrokenPipeError:
-            # Whoever read the output has seen enough, as `head` does; nothing more can be printed.
+            # The reader of the output, such as `head`, has closed it: nothing more can be printed.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
     if code:
         sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
-    command_line.set(tuple(arguments))
+def _run(words: list[str]) -> int:
+    name = _command_name(words)
+    entry, options = COMMANDS[name], words[len(name.split()) :]
     try:
-        command = _parse(arguments)
-    except ValueError as mistake:
-        return _refuse(mistake)
-    try:
-        code = command.run()
-        leave_processes()
-        return code
-    except DivergedError as error:
-        complain(error)
-        return DIVERGED
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as mistake:
-        return _refuse(mistake)
+        code: int = parse(entry.load(), options, f"lgq {name}").run()
     except KeyboardInterrupt:
-        return _stopped(command)
+        say(
+            "stopped; finished work is kept, and the same command continues."
+            if entry.continues
+            else "stopped."
+        )
+        return STOPPED_AND_SAVED if entry.continues else STOPPED
+    from lgq.distributed import leave_processes  # imports torch, which `lgq --help` does without
+
+    leave_processes()
+    return code
 
 
-def _refuse(mistake: Exception) -> int:
-    complain(mistake)
-    return MISTAKE
-
-
-def _stopped(command: Command) -> int:
-    if isinstance(command, CONTINUED):
-        say("stopped; what was finished is kept, and the same command goes on.")
-        return INTERRUPTED
-    say("stopped.")
-    return STOPPED
-
-
-def _parse(arguments: list[str]) -> Command:
-    guesses = {name: family.named_in(arguments) for name, family in FAMILIES.items()}
-    command = _parse_with(guesses, arguments)
-    for name, family in FAMILIES.items():
-        if isinstance(command, family.command) and command.name != guesses[name]:
-            # The guess was another argument's value.
-            command = _parse_with(guesses | {name: command.name}, arguments)
-    return command
-
-
-def _parse_with(runs: dict[str, str], arguments: list[str]) -> Command:
-    """With the settings of a named run as the defaults of each command that trains."""
-    configured = {name: FAMILIES[name].with_defaults_of(run) for name, run in runs.items()}
-    kinds = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in (COMMANDS | configured).items()]
-    any_of_them: Any = Union[tuple(kinds)]  # noqa: UP007
-    parse = partial(
-        tyro.cli,
-        any_of_them,
-        prog="lgq",
-        description="Discrete image tokenizers and generators: LGQ and its baselines.",
-        args=arguments,
-        config=MARKERS,
-        registry=REGISTRY,
+def _command_name(words: list[str]) -> str:
+    """Return the command at the start of a command line; print the list of commands if that is asked for."""
+    for name in (" ".join(words[:2]), *words[:1]):
+        if name in COMMANDS:
+            return name
+    asked, groups = words[0] if words else "--help", {name.split()[0] for name in COMMANDS if " " in name}
+    if asked in ("-h", "--help") or (asked in groups and words[1:2] in ([], ["-h"], ["--help"])):
+        print(_overview(asked if asked in groups else ""))
+        sys.exit(0)
+    given = " ".join(words[:2]) if asked in groups else asked
+    raise LGQError(
+        f"unknown command {given!r}: {_hint(difflib.get_close_matches(given, COMMANDS))}lgq --help."
     )
+
+
+def _overview(group: str) -> str:
+    names = [name for name in COMMANDS if name.startswith(group)]
+    width = max(map(len, names))
+    lines = [f"  {name:{width}}  {COMMANDS[name].summary}" for name in names]
+    head = [
+        "usage: lgq COMMAND [OPTIONS]",
+        "",
+        "Discrete image tokenizers and generators: LGQ and its baselines.",
+    ]
+    return "\n".join([*head, "", *lines, "", "lgq COMMAND --help describes a command and its options."])
+
+
+def parse(command: Any, words: list[str], program: str) -> Any:
+    """Build a command from its words; print its help and exit if that is asked for."""
+    default = None
+    if hasattr(command, "with_defaults_of"):
+        name, words = _run_name(words, program)
+        default = command.with_defaults_of(name or command.example)
+        program = f"{program} {name or 'NAME'}"
+    explanation = io.StringIO()
     try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            command: Command = parse()
+        with contextlib.redirect_stderr(explanation):
+            return tyro.cli(
+                command,
+                prog=program,
+                args=words,
+                default=default,
+                config=(tyro.conf.FlagCreatePairsOff,),
+                registry=_REGISTRY,
+            )
     except SystemExit as end:
-        # What settings refuse is a line of ours; a box around it names parts that users never see.
-        if refusal := _refusal_behind(end):
-            raise refusal from None
-        command = parse()  # prints help, or what is wrong with the options
+        if not end.code:
+            raise
+        error = end.__context__
+        while error is not None and not isinstance(error, LGQError):
+            error = error.__context__
+        raise error or LGQError(_in_one_line(explanation.getvalue(), program)) from None
     except RecursionError as error:
         raise LGQError("a word of the command line is too long to be an option or a value.") from error
-    return command
 
 
-def _refusal_behind(end: BaseException) -> ValueError | None:
-    """The mistake that settings found, if any; words that make no value are the parser's to explain."""
-    error = end.__context__
-    while error is not None and not (isinstance(error, ValueError) and _is_of_settings(error)):
-        error = error.__context__
-    return error
+def _run_name(words: list[str], program: str) -> tuple[str, list[str]]:
+    """Split the name of a run from the options; no name where help is asked for without one."""
+    if words and not words[0].startswith("-"):
+        return words[0], words[1:]
+    if "--help" in words or "-h" in words:
+        return "", words
+    raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
 
 
-def _is_of_settings(error: ValueError) -> bool:
-    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return frames[-1].startswith("lgq.") and not frames[-1].startswith("lgq.cli.")
+def _in_one_line(box: str, program: str) -> str:
+    """Return the message in the box that the parser draws around a mistake, with its suggestion."""
+    lines = [line.strip("╭╰│╮╯|+ ") for line in box.splitlines()[1:]]
+    lines = [line if line.strip("─-") else "" for line in lines]
+    sections = [" ".join(part.split("\n")) for part in "\n".join(lines).strip().split("\n\n")]
+    message = sections[0].rstrip(".")
+    similar = [words.split()[3] for words in sections if words.startswith("Perhaps you meant: ")]
+    return f"{message[0].lower()}{message[1:]}; {_hint(similar)}{program} --help."
+
+
+def _hint(similar: list[str]) -> str:
+    return f"did you mean {similar[0]}? See " if similar else "see "
+
+
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
+    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON or plain text."""
+    if info.type != dict[str, Any]:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[NAME=VALUE ...]",
+        instance_from_str=lambda words: dict(map(_pair, words)),
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda options: [f"{name}={json.dumps(value)}" for name, value in options.items()],
+    )
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    name, equals, value = word.partition("=")
+    if not name or not equals:
+        raise LGQError(f"quantizer options are of the form NAME=VALUE, got {word!r}.")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value

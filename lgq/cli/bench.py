@@ -80,20 +80,3 @@ class BenchSample(Benchmark[sample.SampleBenchmark]):
 
 def _machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "threads": torch.get_num_threads()}
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Measure this machine: ratios taken in one run."""
-
-    what: Annotated[
-        Annotated[BenchQuantizers, tyro.conf.subcommand("quantizers")]
-        | Annotated[BenchEncode, tyro.conf.subcommand("encode")]
-        | Annotated[BenchTrain, tyro.conf.subcommand("train")]
-        | Annotated[BenchEvaluate, tyro.conf.subcommand("evaluate")]
-        | Annotated[BenchSample, tyro.conf.subcommand("sample")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def run(self) -> int:
-        return self.what.run()

@@ -1,45 +1,64 @@
-"""What commands show: results on the output, progress and mistakes on the error output."""
+"""What commands print: results on the output, progress and messages on the error output."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from lgq.distributed import rank
+from rich.table import Table
+from rich.text import Text
 
 ERRORS = Console(stderr=True)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
-"""The arguments of the command that runs, for records."""
+"""Arguments of the command that runs, for records."""
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def say(line: str) -> None:
-    """One line about what happened, whatever brackets a file name has."""
-    ERRORS.print(f"lgq: {shown(line)}", highlight=False, markup=False, soft_wrap=True)
+    """Print one line about what happened; of several processes, the first one prints it."""
+    if _is_first():
+        _print(line)
 
 
 def complain(line: object) -> None:
-    ERRORS.print(f"lgq: {shown(line)}", style="red", highlight=False, markup=False, soft_wrap=True)
+    """Print one line about a mistake, in every process that meets it."""
+    _print(line, style="red")
 
 
-def shown(text: object) -> str:
-    """In one line, with control characters written out: a file's name may hold some, and steer a terminal."""
+def show(result: RenderableType, *, on_errors: bool = False) -> None:
+    """Print a result; of several processes, the first one prints it."""
+    if _is_first():
+        (ERRORS if on_errors else Console()).print(
+            result, highlight=False, soft_wrap=isinstance(result, Text)
+        )
+
+
+def key_values(rows: Mapping[str, str]) -> Table:
+    """Return a table with a name and a value per row."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def printable(text: object) -> str:
+    """Escape line breaks and control characters: a file name may hold some, and steer a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 @contextmanager
 def log_to_the_console() -> Iterator[None]:
-    """Within, what the library logs is shown; of several processes, the others only warn."""
+    """Print what the library logs inside the block; processes other than the first print warnings only."""
     logger = logging.getLogger("lgq")
-    handler = _Say()
-    level = logger.level
+    handler, level = _Handler(), logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if rank() else logging.INFO)
+    logger.setLevel(logging.INFO if _is_first() else logging.WARNING)
     try:
         yield
     finally:
@@ -49,19 +68,14 @@ def log_to_the_console() -> Iterator[None]:
 
 @contextmanager
 def progress_of(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told how much is done, and of how much."""
+    """Show a bar; yields a function that takes what is done and the total."""
     with Progress(*_COLUMNS, console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as progress:
         task = progress.add_task(doing, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-class _Say(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(record.getMessage())
-
-
 def tracked(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
-    """All rows, with a bar; those that are done, if the user cannot wait for the others."""
+    """Return all rows, with a bar meanwhile; after Ctrl-C, those that are done."""
     done: list[Any] = []
     try:
         with progress_of(doing) as report:
@@ -72,3 +86,17 @@ def tracked(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
     except KeyboardInterrupt:
         say(f"stopped after {len(done)} of {total} rows.")
     return done
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _print(record.getMessage())
+
+
+def _print(line: object, **style: Any) -> None:
+    ERRORS.print(f"lgq: {printable(line)}", **style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_first() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"

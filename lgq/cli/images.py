@@ -1,4 +1,4 @@
-"""`lgq reconstruct`, `lgq encode` and `lgq decode`: images to tokens, and back."""
+"""`lgq shard`, `lgq reconstruct`, `lgq encode` and `lgq decode`: images to shards, to tokens, and back."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,15 @@ from typing import Annotated, Any
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lgq.cli.console import progress_of, say
+from lgq.cli.console import key_values, progress_of, say, show
 from lgq.data import open_dataset
-from lgq.distributed import join_processes, rank
+from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.distributed import join_processes
 from lgq.errors import LGQError
+from lgq.files import directory_lock
 from lgq.hub import WeightsChoice, image_size_of
 from lgq.inference.decode import decode_tokens
 from lgq.inference.encode import EncodingCost, encode_dataset, estimate_encoding
@@ -24,17 +25,51 @@ Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Write images, byte for byte, into WebDataset shards; the same command continues after a stop."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
+    out: Path
+    """Directory for the shards."""
+    shard_size: int = 10_000
+    """Images per shard; the last one may have fewer."""
+    shard_bytes: int | None = None
+    """Bytes of images per shard, where that is reached before `shard_size`; None has no such limit."""
+    seed: int | None = None
+    """Seed of a shuffle of all images, so that a stream of the shards needs little shuffling; None keeps
+    their order."""
+    workers: int = 0
+    """Processes that read and check images ahead; 0 does it in the main process."""
+
+    def run(self) -> int:
+        plan = plan_shards(
+            open_dataset(self.data),
+            self.out,
+            shard_size=self.shard_size,
+            shard_bytes=self.shard_bytes,
+            seed=self.seed,
+        )
+        with directory_lock(self.out), progress_of("sharding") as report:
+            index = write_shards(plan, workers=self.workers, on_progress=report)
+        broken = f", {len(index.broken):,} left out (listed in index.json)" if index.broken else ""
+        shards = f"{len(index.shards):,} shard{'s' * (len(index.shards) > 1)}"
+        say(f"{index.images:,} images in {shards}{broken}: {self.out / index.pattern}")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reconstruct:
-    """Write images beside what a tokenizer makes of them, and their PSNR."""
+    """Write images beside their reconstructions by a tokenizer, and print the PSNR of each."""
 
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Files; each keeps its size, but for up to f - 1 rows and columns at the borders."""
+    """Image files; each keeps its size, except up to f - 1 rows and columns at the borders."""
     out: Path
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
 
     def run(self) -> int:
         if not self.images:
@@ -42,13 +77,13 @@ class Reconstruct:
         tokenizer = _load(self.tokenizer, self.weights)
         with progress_of("reconstructing") as report:
             done = reconstruct_images(tokenizer, self.images, self.out, on_progress=report)
-        Console().print(_table(done, self.out))
+        show(_table(done, self.out))
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encode:
-    """Encode a data set to shards of tokens; the same command continues what was stopped."""
+    """Encode images into a directory of tokens; the same command continues after a stop."""
 
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
@@ -57,20 +92,19 @@ class Encode:
     out: Path
     """Directory for the tokens."""
     image_size: int | None = None
-    """Side of the centre crop that is encoded; by default that of the run."""
+    """Side of the centre crop that is encoded, in pixels; by default the run's image size."""
     batch_size: int = 32
-    """Images at a time."""
+    """Images per batch."""
     shard_size: int = 4096
-    """Images a file; an interruption loses at most the one that was being made."""
+    """Images per token file; a stop loses at most the unfinished file."""
     flips: bool = False
-    """Encode each image a second time, mirrored left and right."""
+    """Encode each image a second time, mirrored left to right."""
     workers: int = 0
-    """Processes that decode images ahead."""
+    """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
     dry_run: bool = False
-    """Encode a few batches, print how long all of them would take and what they would fill, and write
-    nothing."""
+    """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
     def run(self) -> int:
         data, size = open_dataset(self.data), image_size_of(self.tokenizer, self.image_size)
@@ -83,7 +117,7 @@ class Encode:
             "workers": self.workers,
         }
         if self.dry_run:
-            return _show(estimate_encoding(tokenizer, data, **how))
+            return _show_cost(estimate_encoding(tokenizer, data, **how))
         with progress_of("encoding") as report:
             tokens = encode_dataset(tokenizer, data, self.out, **how, on_progress=report)
         broken = f", {len(tokens.broken):,} could not be read" if tokens.broken else ""
@@ -94,18 +128,18 @@ class Encode:
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """Write the images of encoded tokens as PNG files; the same command continues what was stopped."""
+    """Decode a directory of tokens into PNG files; the same command continues after a stop."""
 
     tokenizer: Run
-    """The tokenizer that made the tokens: a run directory, or what `encode` was given."""
+    """The tokenizer that made the tokens: a run directory, or whatever `encode` was given."""
     tokens: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TOKENS")]
-    """Directory of tokens."""
+    """Directory that `lgq encode` wrote."""
     out: Path
     """Directory for the images."""
     batch_size: int = 32
-    """Images at a time."""
+    """Images per batch."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
 
     def run(self) -> int:
         tokenizer = _load(self.tokenizer, self.weights)
@@ -121,17 +155,17 @@ def _load(run: str, which: WeightsChoice) -> Tokenizer:
     return tokenizer
 
 
-def _show(cost: EncodingCost) -> int:
-    table = Table(box=box.SIMPLE_HEAD, show_header=False)
-    table.add_row("images", f"{cost.images:,}")
-    table.add_row("shards of tokens", f"{cost.shards:,}; an interruption loses one at most")
-    table.add_row("tokens", f"{cost.bytes / 1e6:,.1f} MB")
-    rate = f"{cost.images_per_second:,.1f} images a second, on {cost.measured:,} images"
-    table.add_row("measured", f"{rate} and {cost.processes} process{'es' * (cost.processes > 1)}")
-    table.add_row("time", _duration(cost.seconds))
-    table.add_row("a million images", _duration(1e6 / cost.images_per_second))
-    if rank() == 0:
-        Console().print(table)
+def _show_cost(cost: EncodingCost) -> int:
+    processes = f"{cost.processes} process{'es' * (cost.processes > 1)}"
+    rows = {
+        "images": f"{cost.images:,}",
+        "token files": f"{cost.shards:,}; a stop loses at most one",
+        "disk space": f"{cost.bytes / 1e6:,.1f} MB",
+        "measured": f"{cost.images_per_second:,.1f} images/s, on {cost.measured:,} images and {processes}",
+        "time": _duration(cost.seconds),
+        "a million images": _duration(1e6 / cost.images_per_second),
+    }
+    show(key_values(rows))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`lgq report`: what experiments found, on one page."""
+"""`lgq report`: the results of experiments on one page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,15 @@ class Report:
     """Write one page with every table, curve and picture of experiments, beside the paper's figures."""
 
     results: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RESULTS")]
-    """The directory that `lgq experiment` filled."""
+    """The results directory of `lgq experiment`."""
     out: Path = Path("report.html")
-    """File of the page; a browser shows it without a network."""
+    """HTML file to write; a browser shows it without a network."""
     keep: Path | None = None
-    """Directory to copy the records, curves and pictures to that the page is made of, without weights."""
+    """Directory for a copy of the records, curves and pictures that the page shows, without weights; None
+    copies nothing."""
 
     def run(self) -> int:
-        from lgq.report.page import write_report  # draws with Pillow, and reads every template
+        from lgq.report.page import write_report
 
         if self.out.is_dir():
             raise LGQError(f"--out must be a file such as report.html, and {self.out} is a directory.")
@@ -31,15 +32,13 @@ class Report:
         written = write_report(self.results, self.out)
         for file, reason in written.damaged.items():
             say(f"left out {file}: {reason}")
-        found = ", ".join(f"{number} {outcome}" for outcome, number in written.outcomes.items())
-        say(f"{written.runs} runs; claims of the paper: {found}.")
-        say(f"the page, {written.bytes / 1e6:.1f} MB: {self.out}")
+        verdicts = ", ".join(f"{number} {outcome}" for outcome, number in written.verdicts.items())
+        say(f"{written.runs} runs; claims of the paper: {verdicts}.")
+        say(f"the page, {written.size / 1e6:.1f} MB: {self.out}")
         if self.keep is not None:
-            self._keep(self.keep)
+            from lgq.report.archive import keep_results
+
+            require_place(self.keep)
+            size = keep_results(self.results, self.keep)
+            say(f"a copy of the results, {size / 1e6:.1f} MB: {self.keep}")
         return 0
-
-    def _keep(self, place: Path) -> None:
-        from lgq.report.page import keep_results
-
-        require_place(place)
-        say(f"what it is made of, {keep_results(self.results, place) / 1e6:.1f} MB: {place}")

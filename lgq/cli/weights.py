@@ -1,4 +1,4 @@
-"""`lgq weights`: the networks behind LPIPS and FID, which others trained."""
+"""`lgq weights`: published weights of the networks behind LPIPS and FID."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,31 +6,30 @@ from typing import Annotated
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lgq import weights
-from lgq.cli.console import progress_of, say
+from lgq.cli.console import progress_of, say, show
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsStatus:
-    """Which weights are here, and how to have the others."""
+    """List the weights behind LPIPS and FID, which of them are here, and how to get the others."""
 
     def run(self) -> int:
         table = Table(box=box.SIMPLE_HEAD, caption=Text(f"cache: {weights.cache_directory()}"))
-        for heading in ("weights", "for", "state", "to have them"):
+        for heading in ("weights", "for", "state", "how to get them"):
             table.add_column(heading, overflow="fold")
-        for each in weights.status():
-            table.add_row(each.name, each.purpose, each.state, "" if each.state == "here" else each.command)
-        Console().print(table)
+        for item in weights.status():
+            table.add_row(item.name, item.purpose, item.state, "" if item.state == "here" else item.command)
+        show(table)
         return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsFetch:
-    """Download all that can be, once; from then on no network is needed."""
+    """Download the weights behind LPIPS and FID once; afterwards no network is needed."""
 
     def run(self) -> int:
         for name in weights.FETCHABLE:
@@ -42,27 +41,12 @@ class WeightsFetch:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsImport:
-    """Take weights from a file or archive that you have; what it is, its content says."""
+    """Take weights from a file or archive on this machine, recognised by its content."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
-    """A published file, or an archive that carries some."""
+    """A published file of weights, or an archive that contains some."""
 
     def run(self) -> int:
         for name in weights.import_file(self.file):
             say(f"{name} is here now.")
         return 0
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights of the networks behind LPIPS and FID."""
-
-    action: Annotated[
-        Annotated[WeightsStatus, tyro.conf.subcommand("status")]
-        | Annotated[WeightsFetch, tyro.conf.subcommand("fetch")]
-        | Annotated[WeightsImport, tyro.conf.subcommand("import")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def run(self) -> int:
-        return self.action.run()

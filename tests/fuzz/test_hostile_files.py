@@ -24,7 +24,7 @@ import pytest
 from fuzz_parsers import PARSERS, outcome
 
 from lgq.cli import main
-from lgq.cli.console import shown
+from lgq.cli.console import printable
 from lgq.data import BrokenImage, DataError, FolderDataset, ShardDataset, open_dataset
 from lgq.data.images import FILE_LIMIT
 from lgq.errors import LGQError
@@ -260,5 +260,5 @@ def test_names_cannot_steer_the_terminal_or_forge_a_line(tmp_path, capsys):
 
 
 def test_what_is_printable_is_shown_as_it_is():
-    assert shown("Größe [b] 犬 'a'") == "Größe [b] 犬 'a'"
-    assert shown("\udc80") == r"\udc80"
+    assert printable("Größe [b] 犬 'a'") == "Größe [b] 犬 'a'"
+    assert printable("\udc80") == r"\udc80"
