@@ -39,6 +39,11 @@ def random_bits(stream: Stream, *key: int) -> int:
     return state
 
 
+def batch_seed(seed: int, first: int) -> int:
+    """Seed of the batch of drawn images that begins with image `first`: 63 bits of (sampling seed, first)."""
+    return random_bits(Stream.SAMPLING_SEED, seed, first) >> 1
+
+
 def random_order(length: int, stream: Stream, *key: int) -> Int[np.ndarray, " length"]:
     """A permutation of 0 .. length - 1 that belongs to the key."""
     words = np.arange(length, dtype=np.uint64) + np.uint64(random_bits(stream, *key))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lgq import weights
-from lgq.cli import _parse
+from lgq.cli import parse
 from lgq.cli.console import shown
 from lgq.config import ConfigError, from_json, to_json
 from lgq.data.images import PIXEL_LIMIT, DataError, EncodedImage, StoredImage, decode
@@ -276,7 +276,7 @@ def _command_line(folder: Path) -> Prepared:
 
     def read(data: bytes) -> None:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            _parse([os.fsdecode(word) for word in data.split(b"\0")])
+            parse([os.fsdecode(word) for word in data.split(b"\0")])
 
     return Prepared([line.encode().replace(b" ", b"\0") for line in valid], read)
 

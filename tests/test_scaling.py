@@ -123,7 +123,7 @@ def shown_commands() -> list[list[str]]:
 def test_commands_of_the_page_parse():
     assert {words[0] for words in shown_commands()} == {"train", "encode", "evaluate", "sample", "experiment"}
     for words in shown_commands():
-        assert cli._parse(words)
+        assert cli.parse(words)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import make_dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -27,7 +28,11 @@ STOPPED_AND_SAVED, STOPPED = 75, 130
 
 
 class Command(Protocol):
-    """A dataclass whose fields are the options; one with `with_defaults_of` takes its defaults from a run."""
+    """A dataclass whose fields are the options.
+
+    A command with a function `named` takes the name of a run before its options; the run's settings are the
+    defaults of its field `settings`.
+    """
 
     def run(self) -> int:
         """Run the command and return its exit code."""
@@ -91,10 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> int:
-    name = _command_name(words)
-    entry, options = COMMANDS[name], words[len(name.split()) :]
+    entry = COMMANDS[_command_name(words)]
     try:
-        code: int = parse(entry.load(), options, f"lgq {name}").run()
+        code: int = parse(words).run()
     except KeyboardInterrupt:
         say(
             "stopped; finished work is kept, and the same command continues."
@@ -106,6 +110,13 @@ def _run(words: list[str]) -> int:
 
     leave_processes()
     return code
+
+
+def parse(words: list[str]) -> Command:
+    """Build the command of a command line; print its help and exit if that is asked for."""
+    name = _command_name(words)
+    command: Command = _parse_options(COMMANDS[name].load(), words[len(name.split()) :], f"lgq {name}")
+    return command
 
 
 def _command_name(words: list[str]) -> str:
@@ -135,12 +146,10 @@ def _overview(group: str) -> str:
     return "\n".join([*head, "", *lines, "", "lgq COMMAND --help describes a command and its options."])
 
 
-def parse(command: Any, words: list[str], program: str) -> Any:
-    """Build a command from its words; print its help and exit if that is asked for."""
-    default = None
-    if hasattr(command, "with_defaults_of"):
+def _parse_options(command: Any, words: list[str], program: str) -> Any:
+    if hasattr(command, "named"):
         name, words = _run_name(words, program)
-        default = command.with_defaults_of(name or command.example)
+        command = _with_defaults(command, command.named(name or command.example))
         program = f"{program} {name or 'NAME'}"
     explanation = io.StringIO()
     try:
@@ -149,7 +158,6 @@ def parse(command: Any, words: list[str], program: str) -> Any:
                 command,
                 prog=program,
                 args=words,
-                default=default,
                 config=(tyro.conf.FlagCreatePairsOff,),
                 registry=_REGISTRY,
             )
@@ -171,6 +179,18 @@ def _run_name(words: list[str], program: str) -> tuple[str, list[str]]:
     if "--help" in words or "-h" in words:
         return "", words
     raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
+
+
+def _with_defaults(command: Any, settings: Any) -> type[Any]:
+    """Return the command with its settings as defaults of the options."""
+    return make_dataclass(
+        command.__name__,
+        [("settings", Annotated[type(settings), tyro.conf.arg(name="")], settings)],
+        bases=(command,),
+        namespace={"__doc__": command.__doc__},
+        frozen=True,
+        kw_only=True,
+    )
 
 
 def _in_one_line(box: str, program: str) -> str:

@@ -11,18 +11,11 @@ import tyro
 from lgq.cli.console import key_values, say, show
 from lgq.config import to_json
 from lgq.data import PipeDataset, open_dataset
-from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError
 from lgq.files import json_bytes
-from lgq.inference.encode import tokenizer_of
 from lgq.runs import named_generator, named_run
-from lgq.tokenizer import load_tokenizer
-from lgq.training.footprint import Footprint, footprint, generator_footprint
-from lgq.training.generator_trainer import require_fit, train_generator
-from lgq.training.networks import require_possible
 from lgq.training.run_directory import Resume
 from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, TokenizerRun, TrainingRun
-from lgq.training.tokenizer_trainer import train_tokenizer
 
 # `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
 tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
@@ -59,11 +52,14 @@ class Train:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
-    @classmethod
-    def with_defaults_of(cls, name: str) -> "Train":
-        return cls(data=tyro.MISSING, out=tyro.MISSING, settings=named_run(name))
+    @staticmethod
+    def named(name: str) -> TokenizerRun:
+        return named_run(name)
 
     def run(self) -> int:
+        from lgq.training.networks import require_possible
+        from lgq.training.tokenizer_trainer import train_tokenizer
+
         data = open_dataset(self.data)
         validation = None if self.val_data is None else open_dataset(self.val_data)
         require_possible(self.settings)
@@ -72,6 +68,8 @@ class Train:
                 f"a dry run needs the number of images, unknown for {data!r}: train without --dry-run."
             )
         if self.dry_run:
+            from lgq.training.footprint import footprint
+
             return _show_plan(self.settings.for_data(len(data)), len(data), footprint)
         return _ended(train_tokenizer(self.settings, data, validation, self.out, self.resume), self.out)
 
@@ -101,16 +99,23 @@ class TrainGenerator:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
-    @classmethod
-    def with_defaults_of(cls, name: str) -> "TrainGenerator":
-        return cls(tokens=tyro.MISSING, out=tyro.MISSING, settings=named_generator(name))
+    @staticmethod
+    def named(name: str) -> GeneratorRun:
+        return named_generator(name)
 
     def run(self) -> int:
+        from lgq.data.tokens import TokenDataset
+        from lgq.inference.encode import tokenizer_of
+        from lgq.tokenizer import load_tokenizer
+        from lgq.training.generator_trainer import require_fit, train_generator
+
         tokens = TokenDataset(self.tokens)
         validation = None if self.val_tokens is None else TokenDataset(self.val_tokens)
         tokenizer = tokenizer_of(tokens) if self.tokenizer is None else load_tokenizer(self.tokenizer)
         require_fit(tokens, validation, tokenizer)
         if self.dry_run:
+            from lgq.training.footprint import generator_footprint
+
             needs = partial(generator_footprint, tokens=tokens, tokenizer=tokenizer)
             return _show_plan(self.settings.for_data(len(tokens)), len(tokens), needs)
         outcome = train_generator(self.settings, tokens, validation, tokenizer, self.out, self.resume)
@@ -147,7 +152,7 @@ def _ended(outcome: Outcome, out: Path) -> int:
     return outcome.exit_code
 
 
-def _show_plan(run: TrainingRun, images: int, footprint_of: Callable[[Any], Footprint]) -> int:
+def _show_plan(run: TrainingRun, images: int, footprint_of: Callable[[Any], Any]) -> int:
     """Print the resolved run, its parameters and an estimate of its memory; returns exit code 0."""
     print(json_bytes(to_json(run), indent=2).decode())
     needs = footprint_of(run)

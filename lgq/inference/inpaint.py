@@ -24,9 +24,9 @@ from lgq.data.images import BrokenImage, StoredImage
 from lgq.data.transforms import centre_crop, render
 from lgq.errors import LGQError
 from lgq.maskgit import MaskGIT
-from lgq.metrics.generation import batch_seed
 from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
+from lgq.random import batch_seed
 
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels; the last two are the first ones outside."""

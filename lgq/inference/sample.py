@@ -33,9 +33,9 @@ from lgq.files import (
     unsealed_json,
 )
 from lgq.maskgit import MaskGIT
-from lgq.metrics.generation import batch_seed
 from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
+from lgq.random import batch_seed
 
 NOTE = "drawing.json"
 """Says in a directory of images how they are drawn."""

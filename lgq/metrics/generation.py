@@ -32,7 +32,7 @@ from lgq.metrics.quality import Images
 from lgq.metrics.reference import RealImages
 from lgq.models.inception import CLASSES, FEATURES, InceptionV3
 from lgq.progress import Progress, unwatched
-from lgq.random import Stream, random_bits
+from lgq.random import batch_seed
 from lgq.weights import WeightsError
 
 Draw = Callable[[Int64[Tensor, " b"], int], Images]
@@ -141,11 +141,6 @@ def require_inception(judges: MetricNetworks) -> InceptionV3:
         reason = judges.absent.get("gfid", "these judges lack Inception.")
         raise WeightsError(f"there is nothing to judge generated images by: {reason}")
     return judges.inception
-
-
-def batch_seed(seed: int, first: int) -> int:
-    """The seed of the batch that begins with image `first`: 63 random bits of (sampling seed, first)."""
-    return random_bits(Stream.SAMPLING_SEED, seed, first) >> 1
 
 
 def _fill(

@@ -26,9 +26,9 @@ from lgq.data.token_loader import TokenBatch, TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset, TokenMeaning
 from lgq.distributed import rank, world_size
 from lgq.maskgit import MaskGIT
-from lgq.metrics.generation import batch_seed
 from lgq.metrics.likelihood import classes_of, measure_likelihood
 from lgq.models.masking import masked_loss, random_masks
+from lgq.random import batch_seed
 from lgq.tokenizer import Tokenizer
 from lgq.training.checkpoint import seed_random_state
 from lgq.training.ema import WeightAverage

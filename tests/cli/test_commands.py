@@ -95,10 +95,14 @@ def test_options_of_the_quantizer_reach_it(tmp_path):
     assert (options["tau_end"], options["score"], options["hard_gradient"]) == (0.5, "dot", True)
 
 
-def test_the_name_decides_the_settings_wherever_it_stands(capsys, tmp_path):
-    main(["train", "--out", "pocket-vq", "imagenet256-fsq", "--data", "sample", "--dry-run", *TINY, *LARGER])
+def test_the_name_decides_the_settings(capsys, tmp_path):
+    main(["train", "imagenet256-fsq", "--out", "pocket-vq", "--data", "sample", "--dry-run", *TINY, *LARGER])
     resolved = json.loads(re.match(r"{.*^}", capsys.readouterr().out, re.DOTALL | re.MULTILINE)[0])
     assert (resolved["quantizer"], resolved["precision"]) == ("fsq", "bf16")
+
+
+def test_a_name_comes_before_the_options(capsys):
+    assert "before its options" in refusal(capsys, "train", "--data", "sample", "pocket-vq", "--out", "run")
 
 
 def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
@@ -140,7 +144,7 @@ def test_a_run_stopped_by_a_signal_ends_in_code_75_and_the_rest_follows(tmp_path
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
-    assert "saved: the same command goes on" in errors
+    assert "saved; the same command continues" in errors
     assert (tmp_path / "run" / "last" / "model.safetensors").exists()
 
 
@@ -319,7 +323,7 @@ def test_ctrl_c_says_whether_the_command_goes_on(run, photos, tmp_path, capsys, 
         with pytest.raises(SystemExit) as stop:
             main([command[0], str(run), *command[1:], "--out", str(tmp_path / "out")])
         assert stop.value.code == code
-        assert ("goes on" in capsys.readouterr().err) == (code == 75)
+        assert ("continues" in capsys.readouterr().err) == (code == 75)
 
 
 def test_an_error_of_the_system_is_one_line(run, tmp_path, capsys):

@@ -13,11 +13,11 @@ from lgq.cli import main
 from lgq.data import to_png
 from lgq.inference.inpaint import box_mask, inpaint_image, read_image
 from lgq.inference.sample import NOTE
-from lgq.metrics.generation import batch_seed
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.plots.pictures import inpainting_strip
+from lgq.random import batch_seed
 
 BACKBONE = Backbone(
     widths=(8, 8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=8, latent_groups=2

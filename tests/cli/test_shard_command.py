@@ -137,8 +137,8 @@ def test_a_dry_run_of_encode_says_what_it_takes_and_leaves_nothing(folder, tmp_p
         re.split(r" {2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()
     )
     assert rows["images"] == "10"
-    assert rows["shards of tokens"] == "3; an interruption loses one at most"
-    assert re.fullmatch(r"[\d.,]+ images a second, on 8 images and 1 process", rows["measured"])
+    assert rows["token files"] == "3; a stop loses at most one"
+    assert re.fullmatch(r"[\d.,]+ images/s, on 8 images and 1 process", rows["measured"])
     assert re.fullmatch(r"\d+ s", rows["time"])
     assert re.fullmatch(r"[\d,]+ h \d\d min|\d+ s", rows["a million images"])
     assert not (tmp_path / "out").exists()

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from lgq.errors import LGQError
 from lgq.inference.sample import draw_samples
 from lgq.maskgit import MaskGIT
-from lgq.metrics.generation import batch_seed
 from lgq.models.sampling import Sampling
+from lgq.random import batch_seed
 
 
 class Stub(MaskGIT):

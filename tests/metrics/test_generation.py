@@ -20,11 +20,12 @@ from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
 from lgq.distributed import world_size
 from lgq.metrics import generation, reference
 from lgq.metrics.fid import FeatureStatistics, StatisticsError
-from lgq.metrics.generation import PICTURES, GenerationEvaluation, batch_seed, evaluate_generation
+from lgq.metrics.generation import PICTURES, GenerationEvaluation, evaluate_generation
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.precision_recall import precision_recall
 from lgq.metrics.reference import RealImages, reference_of_file, reference_of_images
+from lgq.random import batch_seed
 from lgq.results import append_result, read_results
 from lgq.weights import WeightsError
 

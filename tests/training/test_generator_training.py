@@ -34,10 +34,10 @@ from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
 from lgq.hub import PretrainedError, image_size_of, model_kind
 from lgq.maskgit import MaskGIT, load_generator
-from lgq.metrics.generation import batch_seed
 from lgq.metrics.likelihood import measure_likelihood
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
+from lgq.random import batch_seed
 from lgq.tokenizer import load_tokenizer
 from lgq.training import generator_trainer as generator
 from lgq.training import trainer as processes
