@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lgq import weights
 from lgq.cli import parse
-from lgq.cli.console import shown
+from lgq.cli.console import printable
 from lgq.config import ConfigError, from_json, to_json
 from lgq.data.images import PIXEL_LIMIT, DataError, EncodedImage, StoredImage, decode
 from lgq.data.shards import ShardDataset, expand_braces
@@ -80,7 +80,7 @@ def outcome(parser: Parser, prepared: Prepared, data: bytes) -> str:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        return f"{type(error).__name__}: {shown(str(error))[:300]}"
+        return f"{type(error).__name__}: {printable(str(error))[:300]}"
     return "accepted"
 
 
@@ -90,7 +90,7 @@ def _fault_of_message(error: BaseException) -> str:
         return "" if error.code in (0, 2) else f"exit code {error.code}"
     if not message or len(message) > LONGEST_MESSAGE:
         return f"{type(error).__name__} with a message of {len(message):,} characters: {message[:200]!r}"
-    lines = shown(message).splitlines()
+    lines = printable(message).splitlines()
     return "" if len(lines) == 1 else f"{type(error).__name__} with {len(lines)} lines"
 
 

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import make_dataclass
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -27,6 +27,7 @@ from lgq.errors import LGQError
 STOPPED_AND_SAVED, STOPPED = 75, 130
 
 
+@runtime_checkable
 class Command(Protocol):
     """A dataclass whose fields are the options.
 

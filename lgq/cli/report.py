@@ -32,11 +32,11 @@ class Report:
         written = write_report(self.results, self.out)
         for file, reason in written.damaged.items():
             say(f"left out {file}: {reason}")
-        verdicts = ", ".join(f"{number} {outcome}" for outcome, number in written.verdicts.items())
+        verdicts = ", ".join(f"{number} {outcome}" for outcome, number in written.outcomes.items())
         say(f"{written.runs} runs; claims of the paper: {verdicts}.")
-        say(f"the page, {written.size / 1e6:.1f} MB: {self.out}")
+        say(f"the page, {written.bytes / 1e6:.1f} MB: {self.out}")
         if self.keep is not None:
-            from lgq.report.archive import keep_results
+            from lgq.report.page import keep_results
 
             require_place(self.keep)
             size = keep_results(self.results, self.keep)
