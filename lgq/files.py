@@ -209,6 +209,20 @@ def replace_file(path: Path, data: bytes) -> None:
         sync_directory(path.parent)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, and its directory if missing, in one step; errors name the path and a way out."""
+    with named_disk_errors(path, "make room or choose another path; the same command continues"):
+        make_directory(path.parent)
+        replace_file(path, data)
+
+
+def require_writable(folder: Path) -> None:
+    """Fail before long work where its results cannot be written; nothing is created yet."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise LGQError(f"cannot write to {folder}: choose another directory.")
+
+
 def replace_json(path: Path, value: Any) -> None:
     replace_file(path, json_bytes(value, indent=2))
 

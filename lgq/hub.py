@@ -306,17 +306,6 @@ def run_settings(source: str | Path) -> dict[str, Any] | None:
     return settings
 
 
-def image_size_of(source: str | Path, given: int | None = None) -> int:
-    """Return the image size that a user gives, else that of the images that a tokenizer's run trained on."""
-    require_kind(source, "tokenizer")
-    if given is not None:
-        return given
-    settings = run_settings(source)
-    if settings is None:
-        raise PretrainedError(f"{source} is not a run, so its image size is unknown: give --image-size.")
-    return int(settings["image_size"])
-
-
 def run_directory_of(source: str | Path) -> Path:
     """Return the run to which published weights belong; any other directory is returned as it is."""
     folder = Path(source)

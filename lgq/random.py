@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+SAMPLING_BATCH = 64
+"""Images per batch that a generator draws: seeds belong to batches, so another size draws other images."""
+
 _WORD = 2**64 - 1
 
 
@@ -40,7 +43,7 @@ def random_bits(stream: Stream, *key: int) -> int:
 
 
 def batch_seed(seed: int, first: int) -> int:
-    """Seed of the batch of drawn images that begins with image `first`: 63 bits of (sampling seed, first)."""
+    """Return the seed of a batch of generated images that begins with image `first`: 63 random bits."""
     return random_bits(Stream.SAMPLING_SEED, seed, first) >> 1
 
 

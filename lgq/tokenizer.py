@@ -34,6 +34,7 @@ from lgq.hub import (
     no_such_model,
     published_weights,
     require_kind,
+    run_settings,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
@@ -63,6 +64,9 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     Under one `torch.manual_seed`, encoder and decoder start the same whatever the quantizer:
     they are built first, and quantizers draw from seeds of their own.
     """
+
+    image_size: int | None = None
+    """Side of the images that its run trained on; None unless `load_tokenizer` loaded it from a run."""
 
     def __init__(
         self,
@@ -118,6 +122,13 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         _require_tokens(tokens, self.stages)
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
+
+    def resolve_image_size(self, image_size: int | None) -> int:
+        """Return the given image size, else that of the images of its run."""
+        size = self.image_size if image_size is None else image_size
+        if size is None:
+            raise LGQError("the image size is known for a run directory only: give --image-size.")
+        return size
 
     def anneal(self, progress: float) -> None:
         """Set what the quantizer changes over training, at `progress` from 0 to 1."""
@@ -185,7 +196,10 @@ def load_tokenizer(source: str | Path | Tokenizer, weights: WeightsChoice = "bes
     if isinstance(source, Tokenizer):
         return source
     require_kind(source, "tokenizer")
-    return Tokenizer.from_pretrained(published_weights(source, weights))
+    tokenizer = Tokenizer.from_pretrained(published_weights(source, weights))
+    settings = run_settings(source)
+    tokenizer.image_size = None if settings is None else int(settings["image_size"])
+    return tokenizer
 
 
 def _quantizer(settings: dict[str, Any]) -> Quantizer:

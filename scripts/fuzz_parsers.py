@@ -34,7 +34,7 @@ from lgq.data.transforms import RandomCrop, random_crop, render
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import RowsError
 from lgq.files import MANIFEST, Fingerprint, sealed_json
-from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, image_size_of, model_kind
+from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, model_kind, run_settings
 from lgq.maskgit import MaskGIT
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import Gaussian, StatisticsError
@@ -245,7 +245,7 @@ def _run_settings(folder: Path) -> Prepared:
 
     def read() -> None:
         if model_kind(folder) == "tokenizer":
-            assert isinstance(image_size_of(folder, None), int)
+            run_settings(folder)
 
     return Prepared([valid], _replacing(folder / CONFIG, read))
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from lgq.hub import WeightsChoice
+from lgq.random import SAMPLING_BATCH
 
 Column = tuple[str, Callable[[float], str]]
 """Heading, and how a value is written."""
@@ -27,7 +28,7 @@ class Request:
     """Of a tokenizer, a random subset of this many images, the same for every tokenizer; by default all. Of a
     generator, the images to draw with each seed; by default 50,000. Of a generator's --tokens alone, images
     evenly spread over them, whose tokens are hidden; by default all, as always where images are drawn."""
-    batch_size: int = 32
+    batch_size: int = SAMPLING_BATCH
     """Images at a time."""
     workers: int = 1
     """Processes that decode images ahead."""

@@ -12,14 +12,12 @@ from rich.text import Text
 from lgq.cli.console import key_values, progress_of, say, show
 from lgq.data import open_dataset
 from lgq.data.shard_writer import plan_shards, write_shards
-from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.files import directory_lock
-from lgq.hub import WeightsChoice, image_size_of
-from lgq.inference.decode import decode_tokens
-from lgq.inference.encode import EncodingCost, encode_dataset, estimate_encoding
-from lgq.inference.reconstruct import Reconstructions, reconstruct_images
-from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.hub import WeightsChoice
+from lgq.inference.decode import decode
+from lgq.inference.encode import EncodingCost, encode, estimate_encoding
+from lgq.inference.reconstruct import Reconstructions, reconstruct
 
 Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
@@ -74,9 +72,10 @@ class Reconstruct:
     def run(self) -> int:
         if not self.images:
             raise LGQError("reconstruct needs at least one image: lgq reconstruct RUN IMAGE... --out DIR")
-        tokenizer = _load(self.tokenizer, self.weights)
         with progress_of("reconstructing") as report:
-            done = reconstruct_images(tokenizer, self.images, self.out, on_progress=report)
+            done = reconstruct(
+                self.tokenizer, self.images, self.out, weights=self.weights, on_progress=report
+            )
         show(_table(done, self.out))
         return 0
 
@@ -107,19 +106,18 @@ class Encode:
     """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
     def run(self) -> int:
-        data, size = open_dataset(self.data), image_size_of(self.tokenizer, self.image_size)
-        tokenizer = _load(self.tokenizer, self.weights)
-        how: dict[str, Any] = {
-            "image_size": size,
+        options: dict[str, Any] = {
+            "image_size": self.image_size,
             "batch_size": self.batch_size,
             "shard_size": self.shard_size,
             "flips": self.flips,
             "workers": self.workers,
+            "weights": self.weights,
         }
         if self.dry_run:
-            return _show_cost(estimate_encoding(tokenizer, data, **how))
+            return _show_cost(estimate_encoding(self.tokenizer, self.data, **options))
         with progress_of("encoding") as report:
-            tokens = encode_dataset(tokenizer, data, self.out, **how, on_progress=report)
+            tokens = encode(self.tokenizer, self.data, self.out, **options, on_progress=report)
         broken = f", {len(tokens.broken):,} could not be read" if tokens.broken else ""
         grid = " x ".join(map(str, tokens.encoding.token_shape))
         say(f"{len(tokens):,} images of {grid} tokens{broken}: {self.out}")
@@ -142,17 +140,11 @@ class Decode:
     """Weights of a run to load: those of its best validation, or of its last checkpoint."""
 
     def run(self) -> int:
-        tokenizer = _load(self.tokenizer, self.weights)
+        options: dict[str, Any] = {"batch_size": self.batch_size, "weights": self.weights}
         with progress_of("decoding") as report:
-            size = self.batch_size
-            count = decode_tokens(tokenizer, self.tokens, self.out, batch_size=size, on_progress=report)
+            count = decode(self.tokenizer, self.tokens, self.out, **options, on_progress=report)
         say(f"{count:,} images: {self.out}")
         return 0
-
-
-def _load(run: str, which: WeightsChoice) -> Tokenizer:
-    tokenizer: Tokenizer = load_tokenizer(run, which).to(join_processes())
-    return tokenizer
 
 
 def _show_cost(cost: EncodingCost) -> int:

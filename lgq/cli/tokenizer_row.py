@@ -13,7 +13,6 @@ from lgq.data import ImageDataset
 from lgq.data.images import random_subset
 from lgq.errors import LGQError
 from lgq.evaluation import Evaluation, draw_extremes, evaluate_tokenizer
-from lgq.hub import image_size_of
 from lgq.metrics.codebook_study import CodebookStudy, draw_study, study_codebook
 from lgq.metrics.metric_networks import judges_at_hand
 from lgq.plots.codebooks import Method
@@ -62,9 +61,13 @@ def of_tokenizer(
     """Reconstructions of images, and the codebook's geometry where it is asked for."""
     if images is None:
         raise LGQError("a tokenizer is evaluated on images: give --data.")
-    how = _how(request, questions)
     data = images if request.images is None else random_subset(images, request.images)
     tokenizer = load_tokenizer(request.source, request.weights).to(device)
+    how: dict[str, Any] = {
+        "image_size": tokenizer.resolve_image_size(questions.image_size),
+        "batch_size": request.batch_size,
+        "workers": request.workers,
+    }
     with progress_of("evaluating") as report:
         evaluation = evaluate_tokenizer(tokenizer, data, judges_at_hand(device), **how, on_progress=report)
     study = _study(tokenizer, data, how) if questions.geometry else None
@@ -83,11 +86,6 @@ def of_tokenizer(
         absent=evaluation.absent | (study.absent if study else {}),
         draw=draw,
     )
-
-
-def _how(request: Request, questions: TokenizerQuestions) -> dict[str, Any]:
-    size = image_size_of(request.source, questions.image_size)
-    return {"image_size": size, "batch_size": request.batch_size, "workers": request.workers}
 
 
 def _study(tokenizer: Tokenizer, data: ImageDataset, how: dict[str, Any]) -> CodebookStudy:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -103,6 +104,14 @@ class StoredImage:
             image = _to_rgb(self._image)
             turn = _UPRIGHT.get(self._orientation)
             return image if turn is None else image.transpose(turn)
+
+
+def read_stored_image(path: str | Path) -> StoredImage:
+    """Open an image file; `BrokenImage` names the path where that fails."""
+    try:
+        return StoredImage(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise BrokenImage(str(path), error.strerror or str(error)) from error
 
 
 def decode(data: bytes, name: str) -> UInt8[np.ndarray, "height width 3"]:

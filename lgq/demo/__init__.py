@@ -13,7 +13,7 @@ from lgq.data import SampleDataset
 from lgq.demo.drawing import DemoPicture
 from lgq.demo.generator import demo_generator, show_generator
 from lgq.demo.tokenizer import demo_run, show_tokenizer
-from lgq.inference.encode import encode_dataset
+from lgq.inference.encode import encode
 from lgq.tokenizer import load_tokenizer
 from lgq.training.generator_trainer import train_generator
 from lgq.training.settings import GeneratorRun, Outcome, TokenizerRun
@@ -81,6 +81,6 @@ def _train(out: Path, run: TokenizerRun, generator: GeneratorRun) -> Outcome:
     if outcome.reason == "interrupted":
         return outcome
     tokenizer = load_tokenizer(out / RUN, "last")
-    tokens = encode_dataset(tokenizer, photographs, out / TOKENS, image_size=run.image_size, flips=True)
+    tokens = encode(tokenizer, photographs, out / TOKENS, image_size=run.image_size, flips=True)
     # Held-out photographs are of other classes: the generator is told of none.
     return train_generator(generator, tokens, tokens, tokenizer, out / GENERATOR)

@@ -8,8 +8,8 @@ import torch
 from lgq.data import ImageLoader, LoaderSettings, SampleDataset
 from lgq.data.tokens import TokenDataset
 from lgq.demo.drawing import Drawing
-from lgq.inference.inpaint import box_mask, inpaint_image
-from lgq.inference.sample import draw_samples
+from lgq.inference.inpaint import inpaint
+from lgq.inference.sample import draw
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.likelihood import token_entropies
 from lgq.models.sampling import Sampling
@@ -50,7 +50,7 @@ def show_generator(folder: Path, tokens: Path) -> tuple[dict[str, float], list[D
 
 def _samples(generator: MaskGIT) -> Drawing:
     classes = [number for number in range(len(generator.classes)) for _ in range(_EACH)]
-    images = torch.cat(list(draw_samples(generator, classes, _SAMPLING)))
+    images = torch.cat(list(draw(generator, classes, _SAMPLING)))
     caption = f"Drawn by the generator in {_SAMPLING.steps} steps, {_EACH} of each photograph, none left out"
     return Drawing(
         "samples.png",
@@ -63,9 +63,10 @@ def _inpainting(generator: MaskGIT) -> Drawing:
     """Of the first photograph, all of it: the right half."""
     side, data = generator.image_size, SampleDataset("train")
     first = next(ImageLoader(data, LoaderSettings(image_size=side, batch_size=1)).one_pass())
-    mask = box_mask((side // 2, 0, side, side), side)
     label = int(first.labels[0])
-    drawn = inpaint_image(generator, first.images[0], mask, _SAMPLING, label=label, count=_RESULTS)
+    right_half = (side // 2, 0, side, side)
+    options = {"label": label, "count": _RESULTS, "sampling": _SAMPLING}
+    drawn = inpaint(generator, first.images[0], box=right_half, **options)
     return Drawing(
         "inpainting.png",
         "A training photograph, whose right half the generator draws anew from the left one.",

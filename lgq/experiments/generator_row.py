@@ -13,7 +13,7 @@ from lgq.distributed import rank, world_size
 from lgq.experiments.tasks import GeneratorTask
 from lgq.experiments.tokenizer_row import training_part
 from lgq.experiments.workplace import Stopped, Workplace
-from lgq.inference.encode import encode_dataset
+from lgq.inference.encode import encode
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.generation import evaluate_generation
 from lgq.metrics.likelihood import measure_likelihood, token_entropies
@@ -63,13 +63,13 @@ def _tokens(
     """To train on, and to validate on; one set where the images are the same."""
     size, sources, results = task.tokenizer.run.image_size, work.sources, work.results
 
-    def encode(data: ImageDataset, out: Any, flips: bool) -> TokenDataset:
+    def encode_logged(data: ImageDataset, out: Any, flips: bool) -> TokenDataset:
         _log.info("encoding %s images for %s", f"{len(data):,}", tokenizer_id)
-        return encode_dataset(tokenizer, data, out, image_size=size, flips=flips, on_progress=work.go_on)
+        return encode(tokenizer, data, out, image_size=size, flips=flips, on_progress=work.go_on)
 
-    sets = [encode(sources.data, results.tokens(tokenizer_id), task.run.flips)]
+    sets = [encode_logged(sources.data, results.tokens(tokenizer_id), task.run.flips)]
     if sources.validation is not sources.data:
-        sets.append(encode(sources.validation, results.validation_tokens(tokenizer_id), False))
+        sets.append(encode_logged(sources.validation, results.validation_tokens(tokenizer_id), False))
     return sets
 
 

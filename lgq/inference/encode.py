@@ -1,12 +1,10 @@
 """Images to tokens on disk, as `lgq encode` makes them.
 
-    tokens = encode_dataset(tokenizer, open_dataset("photos"), "tokens", image_size=256)
+    tokens = encode("runs/photos", "photos", "tokens")
     tokens[0].tokens, tokens[0].label, tokens[0].name, tokens.broken
 
-Beside the tokens is their tokenizer, in tokens/tokenizer/, so that what learns from them can decode them.
-Encoding goes on where a killed process stopped. Under torchrun, each process takes a share.
-
-What will it take to encode a data set? A few batches, encoded as all would be, tell.
+A copy of the tokenizer, in tokens/tokenizer/, makes the tokens complete: whoever trains on them can decode
+them. Under torchrun, each process encodes a share.
 """
 
 import time
@@ -16,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from lgq.checks import require_at_least
+from lgq.data import open_dataset
 from lgq.data.images import DataError, ImageDataset, Subset
 from lgq.data.loader import Batch, ImageLoader, LoaderSettings
 from lgq.data.token_format import AGAIN, Encoding, TokenError
@@ -23,35 +23,47 @@ from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQError
-from lgq.hub import TOKENIZER, copy_tokenizer, require_room_for_copy
+from lgq.files import named_disk_errors
+from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
+from lgq.inference import TokenizerSource, tokenizer_here
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
+_TIMED_BATCHES = 8
+_BYTES_PER_IMAGE = 16
+"""Bytes on disk beside tokens and name: the label, and where the name ends."""
 
-def encode_dataset(
-    tokenizer: Tokenizer,
-    dataset: ImageDataset,
+
+def encode(
+    tokenizer: TokenizerSource,
+    data: ImageDataset | str | Path,
     out: str | Path,
     *,
-    image_size: int,
+    image_size: int | None = None,
     batch_size: int = 32,
     shard_size: int = 4096,
     flips: bool = False,
     workers: int = 0,
+    weights: WeightsChoice = "best",
     on_progress: Progress = unwatched,
 ) -> TokenDataset:
     """Encode the centre crop of every image into shards of tokens (`lgq.data.tokens`).
 
-    shard_size: images a file; what an interruption loses is the file that was being made.
+    data: a data set, or what `open_dataset` takes.
+    image_size: side of the crop; None takes that of the images that the tokenizer's run trained on.
+    shard_size: images per file; an interruption loses at most the file that was being made.
     flips: encode each image a second time, mirrored left and right.
+    workers: processes that decode images ahead.
 
-    An interrupted call is continued by the same call: whole shards are kept, and the result is the
-    same, byte for byte. Broken images are left out, logged, and listed in the result's `broken`.
+    The same call continues an interrupted one: whole shards are kept, and the result is the same, byte for
+    byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
-    encoding = plan_encoding(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
-    loading = LoaderSettings(image_size=image_size, batch_size=batch_size, workers=workers)
+    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    tokenizer = tokenizer_here(tokenizer, weights)
+    encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
+    loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
-    _leave_tokenizer(tokenizer, Path(out))
+    _copy_tokenizer(tokenizer, Path(out))
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
     parts = {shard: _part(dataset, shard, shard_size) for shard in mine}
@@ -62,7 +74,7 @@ def encode_dataset(
         loader = ImageLoader(part, loading)
         batches = []
         for batch in loader.one_pass(may_be_empty=True):
-            batches.append(encode_batch(tokenizer, batch, flips))
+            batches.append(_encode_batch(tokenizer, batch, flips))
             on_progress(done + batch.position, total)
         writer.write(shard, batches, loader.broken)
         done += len(part)
@@ -75,7 +87,7 @@ def encode_dataset(
 
 
 def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
-    """The tokenizer that `encode_dataset` left beside its tokens; in eval mode, on the CPU."""
+    """Load the copy of the tokenizer that `encode` wrote beside its tokens; in eval mode, on the CPU."""
     folder = tokens.path / TOKENIZER
     if not folder.is_dir():
         raise TokenError(
@@ -87,19 +99,72 @@ def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
     return tokenizer
 
 
-def _part(dataset: ImageDataset, shard: int, shard_size: int) -> Subset:
-    """The images of a data set that one shard covers."""
-    return Subset(dataset, range(len(dataset))[shard * shard_size : (shard + 1) * shard_size])
+@dataclass(frozen=True, kw_only=True)
+class EncodingCost:
+    """Estimate of what `encode` will take."""
+
+    images: int
+    shards: int
+    bytes: int
+    """Size of tokens, labels and names, without the copy of the tokenizer."""
+    measured: int
+    """Number of images whose encoding was timed."""
+    images_per_second: float
+    """Rate over all processes, reading and decoding included."""
+    processes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.images / self.images_per_second
 
 
-def plan_encoding(
-    tokenizer: Tokenizer, dataset: ImageDataset, *, image_size: int, shard_size: int, flips: bool
+def estimate_encoding(
+    tokenizer: TokenizerSource,
+    data: ImageDataset | str | Path,
+    *,
+    image_size: int | None = None,
+    batch_size: int = 32,
+    shard_size: int = 4096,
+    flips: bool = False,
+    workers: int = 0,
+    weights: WeightsChoice = "best",
+) -> EncodingCost:
+    """Time the encoding of a few batches spread over the data set, and write nothing.
+
+    The first batch is not timed: workers start with it, and devices choose their kernels.
+    """
+    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    tokenizer = tokenizer_here(tokenizer, weights)
+    encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
+    loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
+    limit = batch_size * (1 + _TIMED_BATCHES * max(1, workers))
+    names: list[str] = []
+    marks = [(time.perf_counter(), 0)]
+    for batch in ImageLoader(dataset, loading).one_pass(limit):
+        _encode_batch(tokenizer, batch, flips)
+        names += batch.names
+        marks.append((time.perf_counter(), len(names)))
+    (start, before), (end, after) = marks[1 if len(marks) > 2 else 0], marks[-1]
+    token_bytes = prod(encoding.token_shape) * encoding.dtype(0).itemsize * (1 + flips)
+    name_bytes = sum(len(name.encode("utf-8", "surrogatepass")) for name in names) / len(names)
+    rate = (after - before) / (end - start)
+    return EncodingCost(
+        images=len(dataset),
+        shards=encoding.shards,
+        bytes=round(len(dataset) * (token_bytes + name_bytes + _BYTES_PER_IMAGE)),
+        measured=after - before,
+        images_per_second=float(sum_over_ranks(torch.tensor(rate))),
+        processes=world_size(),
+    )
+
+
+def _plan(
+    tokenizer: Tokenizer, dataset: ImageDataset, image_size: int | None, shard_size: int, flips: bool
 ) -> Encoding:
-    """What an encoding will be; settings that make none are refused."""
     if len(dataset) == 0:
         raise DataError(f"{dataset!r} holds no image.")
-    if shard_size < 1:
-        raise LGQError(f"shard_size must be 1 or more, got {shard_size}.")
+    require_at_least(1, shard_size=shard_size)
+    image_size = tokenizer.resolve_image_size(image_size)
     side, rest = divmod(image_size, tokenizer.factor)
     if side < 1 or rest:
         raise LGQError(f"image_size must be a multiple of f = {tokenizer.factor}, got {image_size}.")
@@ -117,84 +182,22 @@ def plan_encoding(
     )
 
 
-def _leave_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    # On every rank: one that is refused alone would leave the others waiting.
+def _part(dataset: ImageDataset, shard: int, shard_size: int) -> Subset:
+    """Return the images that one shard covers."""
+    return Subset(dataset, range(len(dataset))[shard * shard_size : (shard + 1) * shard_size])
+
+
+def _copy_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    # On every rank: an error on one alone would leave the others waiting.
     require_room_for_copy(tokenizer, folder)
     wait_for_all()
     if rank() == 0:
-        try:
+        with named_disk_errors(folder):
             copy_tokenizer(tokenizer, folder)
-        except OSError as error:
-            raise TokenError(
-                f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you "
-                "may write to."
-            ) from error
     wait_for_all()
 
 
-def encode_batch(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:
-    """The tokens of a batch, on the CPU."""
+def _encode_batch(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:
     images = batch.images.to(tokenizer.device)
     flipped = tokenizer.encode(images.flip(-1)).cpu() if flips else None
     return EncodedBatch(tokenizer.encode(images).cpu(), flipped, batch.labels, batch.names)
-
-
-_BATCHES = 8
-_NUMBERS = 16
-"""Bytes of an image beside tokens and name: its label, and where its name ends."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodingCost:
-    """An estimate."""
-
-    images: int
-    shards: int
-    bytes: int
-    """Of the tokens, labels and names; the copy of the tokenizer beside them not included."""
-    measured: int
-    """Images whose encoding was timed."""
-    images_per_second: float
-    """Over all processes, reading and decoding included."""
-    processes: int
-
-    @property
-    def seconds(self) -> float:
-        return self.images / self.images_per_second
-
-
-def estimate_encoding(
-    tokenizer: Tokenizer,
-    dataset: ImageDataset,
-    *,
-    image_size: int,
-    batch_size: int = 32,
-    shard_size: int = 4096,
-    flips: bool = False,
-    workers: int = 0,
-) -> EncodingCost:
-    """Encode some batches of images spread over the data set, and keep nothing.
-
-    The first batch is not timed: workers start with it, and devices choose their kernels.
-    """
-    encoding = plan_encoding(tokenizer, dataset, image_size=image_size, shard_size=shard_size, flips=flips)
-    loading = LoaderSettings(image_size=image_size, batch_size=batch_size, workers=workers)
-    limit = batch_size * (1 + _BATCHES * max(1, workers))
-    names: list[str] = []
-    marks = [(time.perf_counter(), 0)]
-    for batch in ImageLoader(dataset, loading).one_pass(limit):
-        encode_batch(tokenizer, batch, flips)
-        names += batch.names
-        marks.append((time.perf_counter(), len(names)))
-    (began, before), (ended, after) = marks[1 if len(marks) > 2 else 0], marks[-1]
-    of_tokens = prod(encoding.token_shape) * encoding.dtype(0).itemsize * (1 + flips)
-    of_names = sum(len(name.encode("utf-8", "surrogatepass")) for name in names) / len(names)
-    rate = (after - before) / (ended - began)
-    return EncodingCost(
-        images=len(dataset),
-        shards=encoding.shards,
-        bytes=round(len(dataset) * (of_tokens + of_names + _NUMBERS)),
-        measured=after - before,
-        images_per_second=float(sum_over_ranks(torch.tensor(rate))),
-        processes=world_size(),
-    )

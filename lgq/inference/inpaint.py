@@ -1,13 +1,12 @@
-"""Parts of an image drawn anew by a generator (MaskGIT, Chang et al. 2022): from pixels to tokens and back.
+"""Parts of an image redrawn by a generator (MaskGIT, Chang et al. 2022): from pixels to tokens and back.
 
 s = side of the generator's images in pixels, h w = height and width in pixels or tokens, c = results.
 
-    image, mask = read_image("cat.jpg", 256), read_mask("mask.png", "cat.jpg", 256)
-    result = inpaint_image(maskgit, image, mask, label=281, count=4, seed=1)
+    result = inpaint("runs/generator", "cat.jpg", "strip.png", mask="mask.png", label=281, count=4, seed=1)
     result.images, result.tokens, result.mask
 
-An image is cut and resized as an evaluation does it. A token is drawn anew where any pixel of its patch is;
-every other token stays as it is.
+An image is cropped and resized as an evaluation does it. A token is redrawn where any pixel of its patch is
+masked; all other tokens stay.
 """
 
 from pathlib import Path
@@ -20,93 +19,137 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.data.images import BrokenImage, StoredImage
+from lgq.data.images import StoredImage, read_stored_image
 from lgq.data.transforms import centre_crop, render
+from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.maskgit import MaskGIT
+from lgq.files import require_writable, write_file
+from lgq.hub import WeightsChoice
+from lgq.inference import GeneratorSource, generator_here
 from lgq.models.sampling import Sampling
+from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
-from lgq.random import batch_seed
+from lgq.random import SAMPLING_BATCH, batch_seed
 
 Box = tuple[int, int, int, int]
-"""Left, top, right, bottom, in pixels; the last two are the first ones outside."""
+"""Left, top, right, bottom, in pixels; right and bottom are the first ones outside."""
 
 _BRIGHT = 128
 _DEFAULT = Sampling()
 
 
 class Inpainted(NamedTuple):
-    """Results of `inpaint_image`, on the CPU."""
+    """Results of `inpaint`, on the CPU."""
 
     images: Float[Tensor, "c 3 s s"]
     tokens: Int64[Tensor, "c *token_shape"]
-    """Of the results."""
+    """Tokens of the results."""
     original_tokens: Int64[Tensor, " *token_shape"]
     mask: Bool[Tensor, "s s"]
-    """All pixels of the tokens that were drawn anew."""
+    """All pixels of the tokens that were redrawn."""
 
 
-def inpaint_image(
-    maskgit: MaskGIT,
-    image: Float[Tensor, "3 s s"],
-    mask: Bool[Tensor, "s s"],
-    sampling: Sampling = _DEFAULT,
+def inpaint(
+    generator: GeneratorSource,
+    image: str | Path | Float[Tensor, "3 s s"],
+    out: str | Path | None = None,
     *,
-    label: int,
-    count: int = 1,
+    mask: str | Path | Bool[Tensor, "s s"] | None = None,
+    box: Box | None = None,
+    label: int | None = None,
+    count: int = 4,
+    sampling: Sampling = _DEFAULT,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int = SAMPLING_BATCH,
+    weights: WeightsChoice = "best",
     on_progress: Progress = unwatched,
 ) -> Inpainted:
-    """The image with its masked part drawn anew, `count` times, as one of class `label`.
+    """Redraw the masked part of an image `count` times, as an image of class `label`.
+
+    image: a file, whose centre square is resized to the generator's images, or such a square in [-1, 1].
+    out: picture of the image, the masked image and the results, a name that ends in .png; None writes none.
+    mask: a file of the image's size, bright where it is redrawn, or a mask of the square.
+    box: instead of a mask, a rectangle in pixels of the square.
+    label: class number; None is enough for a generator of one class.
 
     The same seed and batch size give the same results.
     """
+    if out is not None:
+        _require_png(Path(out))
+    if (mask is None) == (box is None):
+        raise LGQError("give what to redraw as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
-    if mask.shape != image.shape[1:]:
-        found, wanted = (" x ".join(map(str, shape)) for shape in (mask.shape, image.shape[1:]))
-        raise LGQError(f"the mask has {found} pixels, and the image {wanted}: make them of one size.")
-    maskgit.require_classes([label])
-    factor = maskgit.tokenizer.factor
-    hidden = token_mask(mask, factor)
+    generator = generator_here(generator, weights)
+    side, factor = generator.image_size, generator.tokenizer.factor
+    label = _resolve_label(label, len(generator.classes))
+    generator.require_classes([label])
+    pixels = image if isinstance(image, Tensor) else _read_image(image, side)
+    hidden = _token_mask(_resolve_mask(mask, box, image, side), factor)
     if not hidden.any():
-        raise LGQError("the mask is empty: there is nothing to draw anew.")
-    device = maskgit.transformer.positions.device
-    original = maskgit.tokenizer.encode(image[None].to(device))
+        raise LGQError("the mask is empty: there is nothing to redraw.")
+    original = generator.tokenizer.encode(pixels[None].to(generator.transformer.positions.device))
     tokens, images = [], []
     for first in range(0, count, batch_size):
         size = min(batch_size, count - first)
-        asked = original.expand(size, *original.shape[1:]), hidden.expand(size, *hidden.shape)
-        labels = torch.full((size,), label)
-        drawn = maskgit.inpaint(*asked, labels, sampling, seed=batch_seed(seed, first))
-        tokens.append(drawn.cpu())
-        images.append(maskgit.tokenizer.decode(drawn).cpu())
+        shown = original.expand(size, *original.shape[1:])
+        labels, masks = torch.full((size,), label), hidden.expand(size, *hidden.shape)
+        redrawn = generator.inpaint(shown, masks, labels, sampling, seed=batch_seed(seed, first))
+        tokens.append(redrawn.cpu())
+        images.append(generator.tokenizer.decode(redrawn).cpu())
         on_progress(first + size, count)
-    return Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), pixel_mask(hidden, factor))
+    area = hidden.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+    result = Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), area)
+    # All processes draw the same.
+    if out is not None and rank() == 0:
+        strip = inpainting_strip(pixels, area, result.images, name=generator.classes[label])
+        write_file(Path(out), strip)
+    return result
 
 
-def token_mask(pixels: Bool[Tensor, "h w"], factor: int) -> Bool[Tensor, "h//{factor} w//{factor}"]:
-    """True for a token of which any pixel is masked."""
+def _require_png(out: Path) -> None:
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise LGQError(f"--out must end in .png, and be no directory, got {out}.")
+    require_writable(out.parent)
+
+
+def _resolve_label(label: int | None, classes: int) -> int:
+    if label is None and classes > 1:
+        raise LGQError(f"the generator knows {classes:,} classes: give --label, from 0 to {classes - 1}.")
+    return label or 0
+
+
+def _resolve_mask(
+    mask: str | Path | Tensor | None, box: Box | None, image: str | Path | Tensor, side: int
+) -> Bool[Tensor, "{side} {side}"]:
+    if box is not None:
+        return _box_mask(box, side)
+    if not isinstance(mask, Tensor):
+        assert mask is not None
+        if isinstance(image, Tensor):
+            raise LGQError("a mask from a file needs an image from a file: give the mask as a tensor.")
+        return _read_mask(mask, image, side)
+    if mask.shape != (side, side):
+        size = " x ".join(map(str, mask.shape))
+        raise LGQError(f"the mask has {size} pixels, and the image {side} x {side}: make them of one size.")
+    return mask
+
+
+def _token_mask(pixels: Bool[Tensor, "h w"], factor: int) -> Bool[Tensor, "h//{factor} w//{factor}"]:
+    """Mask each token of which any pixel is masked."""
     return pixels.unfold(0, factor, factor).unfold(1, factor, factor).flatten(2).any(2)
 
 
-def pixel_mask(tokens: Bool[Tensor, "h w"], factor: int) -> Bool[Tensor, "h*{factor} w*{factor}"]:
-    """True for all pixels of a masked token."""
-    return tokens.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-
-
-def read_image(path: str | Path, side: int) -> Float[Tensor, "3 {side} {side}"]:
-    """The largest square in the middle of an image file, resized, with values in [-1, 1]."""
-    stored = _open(path)
+def _read_image(path: str | Path, side: int) -> Float[Tensor, "3 {side} {side}"]:
+    stored = read_stored_image(path)
     return render(stored, centre_crop(stored.size), side)
 
 
-def read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{side} {side}"]:
-    """True where any pixel of a file, of the size of the image's file and cut as it is, is bright."""
-    stored, beside = _open(path), _open(image)
-    if stored.size != beside.size:
+def _read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{side} {side}"]:
+    """Crop a mask file as the image is cropped; a pixel is masked where any pixel of the file is bright."""
+    stored, original = read_stored_image(path), read_stored_image(image)
+    if stored.size != original.size:
         raise LGQError(
-            f"the mask {path} has {_pixels(stored)}, and the image {image} has {_pixels(beside)}: "
+            f"the mask {path} has {_pixels(stored)}, and the image {image} has {_pixels(original)}: "
             "paint the mask at the size of the image."
         )
     left, top, width, height, *_ = centre_crop(stored.size)
@@ -114,14 +157,11 @@ def read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{
     square = torch.from_numpy(bright[top : top + height, left : left + width].astype(np.float32))
     mask = F.adaptive_max_pool2d(square[None, None], side)[0, 0] > 0
     if not mask.any():
-        raise LGQError(
-            f"{path} has no bright pixel in the square in its middle: paint white what is to be drawn anew."
-        )
+        raise LGQError(f"{path} has no bright pixel in its centre square: paint white what to redraw.")
     return mask
 
 
-def box_mask(box: Box, side: int) -> Bool[Tensor, "{side} {side}"]:
-    """True within a box."""
+def _box_mask(box: Box, side: int) -> Bool[Tensor, "{side} {side}"]:
     left, top, right, bottom = box
     if not (0 <= left < right <= side and 0 <= top < bottom <= side):
         raise LGQError(
@@ -131,13 +171,6 @@ def box_mask(box: Box, side: int) -> Bool[Tensor, "{side} {side}"]:
     mask = torch.zeros(side, side, dtype=torch.bool)
     mask[top:bottom, left:right] = True
     return mask
-
-
-def _open(path: str | Path) -> StoredImage:
-    try:
-        return StoredImage(Path(path).read_bytes(), str(path))
-    except OSError as error:
-        raise BrokenImage(str(path), error.strerror or str(error)) from error
 
 
 def _pixels(stored: StoredImage) -> str:

@@ -1,18 +1,19 @@
-"""Images of a generator as files: processes share the batches, and a call that was stopped goes on.
+"""Images that a generator draws, as `lgq sample` makes them: files in a directory, or one picture.
 
-    how = Drawing(classes=(0, 0, 7, 7), sampling=Sampling(steps=11), seed=1)
-    draw_files(maskgit, how, "drawn")
+    sample("runs/generator", "drawn", classes=(0, 7), count=4, seed=1)     # drawn/class-0007-00003.png, ...
+    sample("runs/generator", "drawn.png", sampling=Sampling(guidance=2.0))
 
-Batches are numbered through, whoever draws them, and each has a seed of its own (`batch_seed`). So the files
-belong to the drawing alone: any number of processes makes the same ones, and any number goes on with them.
+The images of a call are cut into batches in their order, and each batch has a seed of its own
+(`lgq.random.batch_seed`). So the images depend on generator, classes, sampling, seed and batch size alone:
+any number of processes draws the same files, and any number continues an interrupted call. An evaluation
+draws by the same rule: with its seed, `images=N` gives the images that it measured.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,161 +22,193 @@ from torch import Tensor
 from lgq.checks import require_at_least
 from lgq.config import to_json
 from lgq.data.transforms import to_png
-from lgq.distributed import wait_for_all
+from lgq.distributed import rank, wait_for_all, world_size
 from lgq.errors import LGQError
 from lgq.files import (
     DamagedFileError,
     Fingerprint,
     json_bytes,
-    make_directory,
-    replace_file,
+    require_writable,
     sealed_json,
     unsealed_json,
+    write_file,
 )
+from lgq.hub import WeightsChoice
+from lgq.inference import GeneratorSource, generator_here
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
+from lgq.plots.pictures import sample_grid
 from lgq.progress import Progress, unwatched
-from lgq.random import batch_seed
+from lgq.random import SAMPLING_BATCH, batch_seed
 
 NOTE = "drawing.json"
-"""Says in a directory of images how they are drawn."""
+"""File that says how the images of a directory are drawn."""
+
+_CLASSES_SHOWN, _COUNT = 8, 8
+_DEFAULT = Sampling()
 
 
-class DrawingError(LGQError):
-    """A directory that this drawing cannot go on with; says why, and the way out."""
+class Samples(NamedTuple):
+    """Result of `sample`."""
+
+    images: int
+    """Number of images, over all classes."""
+    classes: int
+    """Number of classes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """All that images depend on, but the generator."""
+def sample(
+    generator: GeneratorSource,
+    out: str | Path,
+    *,
+    classes: Sequence[int] = (),
+    count: int | None = None,
+    images: int | None = None,
+    sampling: Sampling = _DEFAULT,
+    seed: int = 0,
+    batch_size: int = SAMPLING_BATCH,
+    weights: WeightsChoice = "best",
+    on_progress: Progress = unwatched,
+) -> Samples:
+    """Draw images of classes, as a PNG each or as one picture.
 
-    classes: tuple[int, ...]
-    """The class of each image."""
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
-    batch_size: int = 32
+    out: a name that ends in .png is one picture, with a band per class. A name without ending is a
+        directory of files such as class-0007-00000.png, which processes share; the same call continues
+        an interrupted one, with any number of processes.
+    classes: class numbers; none takes up to 8 that spread over all classes, or with `images` all of them.
+    count: images per class, 8 by default.
+    images: instead of `count`, images in all: image i has class i modulo the number of classes.
+    """
+    out = Path(out)
+    is_picture = _is_picture(out)
+    if count is not None and images is not None:
+        raise LGQError("give either --count, images per class, or --images, images in all.")
+    given = {"count": count, "images": images, "batch_size": batch_size}
+    require_at_least(1, **{name: number for name, number in given.items() if number is not None})
+    name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
+    generator = generator_here(generator, weights)
+    chosen = _choose_classes(classes, len(generator.classes), every=images is not None)
+    if images is None:
+        labels = [number for number in chosen for _ in range(count or _COUNT)]
+    else:
+        labels = [chosen[i % len(chosen)] for i in range(images)]
+    if not is_picture:
+        _draw_files(generator, labels, out, sampling, seed, batch_size, on_progress)
+    elif rank() == 0:
+        batches = draw(generator, labels, sampling, seed=seed, batch_size=batch_size, on_progress=on_progress)
+        caption = f"{name}: {sampling.steps} steps, guidance {sampling.guidance:g}, seed {seed}"
+        write_file(out, sample_grid(torch.cat(list(batches)), labels, generator.classes, caption=caption))
+    return Samples(len(labels), len(chosen))
 
-    def __post_init__(self) -> None:
-        require_at_least(1, batch_size=self.batch_size)
 
-    @property
-    def names(self) -> list[str]:
-        """A file for each image: its class, and how many of that class come before it."""
-        drawn: Counter[int] = Counter()
-        names = []
-        for number in self.classes:
-            names.append(f"class-{number:04d}-{drawn[number]:05d}.png")
-            drawn[number] += 1
-        return names
-
-
-def in_turns(classes: Sequence[int], images: int) -> tuple[int, ...]:
-    """So many images, one class after the other: those that `evaluate_generation` draws of all classes."""
-    require_at_least(1, images=images)
-    return tuple(classes[i % len(classes)] for i in range(images))
-
-
-def draw_samples(
-    maskgit: MaskGIT,
-    classes: Sequence[int],
-    sampling: Sampling,
+def draw(
+    generator: MaskGIT,
+    labels: Sequence[int],
+    sampling: Sampling = _DEFAULT,
     *,
     seed: int = 0,
-    batch_size: int = 32,
+    batch_size: int = SAMPLING_BATCH,
     on_progress: Progress = unwatched,
 ) -> Iterator[Float[Tensor, "b 3 s s"]]:
-    """Draw one image per class, batch by batch, on the CPU; the same for the same seed and batch size."""
+    """Draw one image per label, batch by batch, onto the CPU."""
     require_at_least(1, batch_size=batch_size)
-    # Checked before the first batch is drawn, not when the last one is.
-    maskgit.require_classes(classes)
-    for first in range(0, len(classes), batch_size):
-        labels = torch.tensor(classes[first : first + batch_size])
-        yield maskgit.generate(labels, sampling, seed=batch_seed(seed, first)).cpu()
-        on_progress(min(first + batch_size, len(classes)), len(classes))
+    # Before the first batch is drawn, not when the last one is.
+    generator.require_classes(labels)
+    for first in range(0, len(labels), batch_size):
+        batch = torch.tensor(labels[first : first + batch_size])
+        yield generator.generate(batch, sampling, seed=batch_seed(seed, first)).cpu()
+        on_progress(min(first + batch_size, len(labels)), len(labels))
 
 
-def draw_files(
-    maskgit: MaskGIT,
-    drawing: Drawing,
-    folder: str | Path,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    on_progress: Progress = unwatched,
-) -> int:
-    """Write each image of a drawing as a PNG; returns how many this process drew.
+def _is_picture(out: Path) -> bool:
+    picture = out.suffix.lower() == ".png" and not out.is_dir()
+    if not picture and out.suffix:
+        rule = "end in .png, and be no directory, or have no ending, for a directory"
+        raise LGQError(f"--out must {rule}, got {out}.")
+    require_writable(out.parent if picture else out)
+    return picture
 
-    rank, world_size: which of the batches it draws: every `world_size`-th, from the `rank`-th on. All
-        processes must call, and none returns before all files are there.
 
-    A call that was stopped is continued by the same call: batches of which every file is there are not
-    drawn again. A directory with images of another drawing is refused.
-    """
-    folder = Path(folder)
-    maskgit.require_classes(drawing.classes)
-    note = _note(maskgit, drawing)
+def _choose_classes(classes: Sequence[int], known: int, *, every: bool) -> list[int]:
+    if not classes:
+        number = known if every else min(_CLASSES_SHOWN, known)
+        return [i * known // number for i in range(number)]
+    if len(set(classes)) < len(classes):
+        given = " ".join(map(str, classes))
+        raise LGQError(f"--classes names each class once, got {given}: --count is for more images.")
+    return list(classes)
+
+
+def _draw_files(
+    generator: MaskGIT,
+    labels: list[int],
+    folder: Path,
+    sampling: Sampling,
+    seed: int,
+    batch_size: int,
+    on_progress: Progress,
+) -> None:
+    """Write the images as files; batches of which every file exists are not drawn again."""
+    generator.require_classes(labels)
+    names = _file_names(labels)
+    note = {
+        "generator": generator.fingerprint(),
+        "images": len(labels),
+        # A hash: there may be a million.
+        "classes": Fingerprint.of(json_bytes(labels)).sha256,
+        "sampling": to_json(sampling),
+        "seed": seed,
+        "batch_size": batch_size,
+    }
     _require_same(folder, note)
     wait_for_all()
-    if rank == 0:
-        _claim(folder, note, drawing.names)
+    if rank() == 0:
+        _claim(folder, note, names)
     wait_for_all()
-    drawn = _draw_missing(maskgit, drawing, folder, rank, world_size, on_progress)
-    wait_for_all()
-    return drawn
-
-
-def _draw_missing(
-    maskgit: MaskGIT, drawing: Drawing, folder: Path, rank: int, world_size: int, report: Progress
-) -> int:
-    names, size = drawing.names, drawing.batch_size
-    mine = [names[first : first + size] for first in range(0, len(names), size)][rank::world_size]
-    there = set(os.listdir(folder)) if mine else set()
-    total, done, drawn = sum(map(len, mine)), 0, 0
-    for turn, batch in enumerate(mine):
-        if missing := set(batch) - there:
-            first = (rank + turn * world_size) * size
-            for name, png in zip(batch, _pngs(maskgit, drawing, first), strict=True):
+    present = set(os.listdir(folder))
+    mine = range(0, len(labels), batch_size)[rank() :: world_size()]
+    total, done = sum(len(names[first : first + batch_size]) for first in mine), 0
+    for first in mine:
+        batch = names[first : first + batch_size]
+        if missing := set(batch) - present:
+            numbers = torch.tensor(labels[first : first + batch_size])
+            images = generator.generate(numbers, sampling, seed=batch_seed(seed, first)).cpu()
+            for name, image in zip(batch, images, strict=True):
                 if name in missing:
-                    replace_file(folder / name, png)
-                    drawn += 1
+                    write_file(folder / name, to_png(image))
         done += len(batch)
-        report(done, total)
-    return drawn
+        on_progress(done, total)
+    wait_for_all()
 
 
-def _pngs(maskgit: MaskGIT, drawing: Drawing, first: int) -> Iterator[bytes]:
-    """The batch that begins with this image."""
-    chosen = torch.tensor(drawing.classes[first : first + drawing.batch_size])
-    images = maskgit.generate(chosen, drawing.sampling, seed=batch_seed(drawing.seed, first))
-    return map(to_png, images.cpu())
-
-
-def _note(maskgit: MaskGIT, drawing: Drawing) -> dict[str, Any]:
-    # Of the classes a hash: there may be a million.
-    classes = Fingerprint.of(json_bytes(drawing.classes)).sha256
-    found = {"generator": maskgit.fingerprint(), "images": len(drawing.classes)}
-    return found | to_json(replace(drawing, classes=())) | {"classes": classes}
+def _file_names(labels: list[int]) -> list[str]:
+    """Name each image by its class and its number within the class."""
+    drawn: Counter[int] = Counter()
+    names = []
+    for label in labels:
+        names.append(f"class-{label:04d}-{drawn[label]:05d}.png")
+        drawn[label] += 1
+    return names
 
 
 def _claim(folder: Path, note: dict[str, Any], names: list[str]) -> None:
-    """Say whose images are to come, once none of the same names is left that came from elsewhere."""
+    """Write the note, after removing files of the same names that came from elsewhere."""
     if not (folder / NOTE).exists():
-        make_directory(folder)
-        for name in {*names} & {*os.listdir(folder)}:
+        for name in {*names} & {*(os.listdir(folder) if folder.exists() else ())}:
             (folder / name).unlink()
-        replace_file(folder / NOTE, sealed_json(note))
+        write_file(folder / NOTE, sealed_json(note))
 
 
-def _require_same(folder: Path, wanted: dict[str, Any]) -> None:
+def _require_same(folder: Path, expected: dict[str, Any]) -> None:
     try:
-        found = unsealed_json((folder / NOTE).read_bytes())
+        note = unsealed_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
         return
     except DamagedFileError as error:
-        raise DrawingError(f"{folder / NOTE} {error}: choose another directory.") from error
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise DrawingError(
-                f"{folder} holds images of another drawing ({name} not the same): repeat that command to go "
-                "on with it, or choose another directory."
+        raise LGQError(f"{folder / NOTE} {error}: choose another directory.") from error
+    for name, value in expected.items():
+        if note.get(name) != value:
+            raise LGQError(
+                f"{folder} holds images of another drawing ({name} not the same): repeat that command to "
+                "continue it, or choose another directory."
             )

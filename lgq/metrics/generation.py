@@ -32,7 +32,7 @@ from lgq.metrics.quality import Images
 from lgq.metrics.reference import RealImages
 from lgq.models.inception import CLASSES, FEATURES, InceptionV3
 from lgq.progress import Progress, unwatched
-from lgq.random import batch_seed
+from lgq.random import SAMPLING_BATCH, batch_seed
 from lgq.weights import WeightsError
 
 Draw = Callable[[Int64[Tensor, " b"], int], Images]
@@ -82,7 +82,7 @@ def evaluate_generation(
     *,
     samples: int = 50_000,
     seeds: Sequence[int] = (0, 1, 2, 3),
-    batch_size: int = 64,
+    batch_size: int = SAMPLING_BATCH,
     device: torch.device,
     on_progress: Progress = unwatched,
 ) -> GenerationEvaluation:

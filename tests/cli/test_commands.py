@@ -314,8 +314,8 @@ def test_ctrl_c_says_whether_the_command_goes_on(run, photos, tmp_path, capsys, 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lgq.cli.images.open_dataset", interrupted)
-    monkeypatch.setattr("lgq.cli.images.reconstruct_images", interrupted)
+    monkeypatch.setattr("lgq.inference.encode.open_dataset", interrupted)
+    monkeypatch.setattr("lgq.cli.images.reconstruct", interrupted)
     for command, code in (
         (["encode", "--data", str(photos)], 75),
         (["reconstruct", str(photos / "0.png")], 130),

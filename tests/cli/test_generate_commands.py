@@ -11,7 +11,7 @@ from PIL import Image
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
 from lgq.data import to_png
-from lgq.inference.inpaint import box_mask, inpaint_image, read_image
+from lgq.inference.inpaint import _read_image, inpaint
 from lgq.inference.sample import NOTE
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
@@ -174,13 +174,12 @@ def test_the_best_and_the_last_weights_of_a_run_can_be_drawn_from(tmp_path):
 
 
 def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo, tmp_path, capsys):
-    maskgit, image = MaskGIT.from_pretrained(generator), read_image(photo, SIDE)
+    maskgit, image = MaskGIT.from_pretrained(generator), _read_image(photo, SIDE)
     how = ["--label", 4, "--count", 3, "--steps", 2, "--seed", 9]
     lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *how)
-    assert "50% of the image drawn anew, 3 times" in capsys.readouterr().err
-    result = inpaint_image(
-        maskgit, image, box_mask((8, 0, 15, 16), SIDE), Sampling(steps=2), label=4, count=3, seed=9
-    )
+    assert "50% of the image redrawn, 3 times" in capsys.readouterr().err
+    options = {"box": (8, 0, 15, 16), "label": 4, "count": 3, "sampling": Sampling(steps=2), "seed": 9}
+    result = inpaint(maskgit, image, **options)
     expected = inpainting_strip(image, result.mask, result.images, name="kind 4")
     assert (tmp_path / "strip.png").read_bytes() == expected
     # In the middle 20 x 20 pixels of the photograph, the right half is the columns from 15 on.
@@ -208,7 +207,7 @@ def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys)
         ("top_p must lie above 0", generator, "--top-p", 0),
         ("count must be at least 1, got 0", generator, "--count", 0),
         ("images must be at least 1, got 0", generator, "--images", 0),
-        ("either --count, images of each class, or --images", generator, "--count", 2, "--images", 2),
+        ("either --count, images per class, or --images", generator, "--count", 2, "--images", 2),
         ("batch_size must be at least 1, got 0", generator, "--batch-size", 0),
         ("there is no directory", tmp_path / "gone"),
         ("needs a generator", tmp_path / "run"),

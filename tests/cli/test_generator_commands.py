@@ -17,7 +17,7 @@ from token_sets import write_tokens
 from torch import Tensor
 
 from lgq import MaskGIT, Tokenizer
-from lgq.cli import generate, generator_row, main
+from lgq.cli import generator_row, main
 from lgq.data import FolderDataset
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
@@ -455,7 +455,8 @@ def test_a_generator_is_no_tokenizer_and_the_reverse(made, tmp_path, capsys):
 def test_of_several_processes_the_first_one_draws_a_picture(made, tmp_path, monkeypatch):
     photo = made.photos / "cat" / "0.png"
     for rank in (1, 0):
-        monkeypatch.setattr(generate, "rank", lambda: rank)  # noqa: B023
+        for module in ("sample", "inpaint"):
+            monkeypatch.setattr(f"lgq.inference.{module}.rank", lambda: rank)  # noqa: B023
         lgq("sample", made.generator, "--steps", 1, "--count", 1, "--out", tmp_path / "samples.png")
         lgq("inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", 0, "--steps", 1,
             "--count", 1, "--out", tmp_path / "strip.png")  # fmt: skip

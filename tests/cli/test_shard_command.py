@@ -11,7 +11,7 @@ from lgq import Tokenizer
 from lgq.cli import main
 from lgq.data import FolderDataset, open_dataset
 from lgq.data.tokens import TokenDataset
-from lgq.inference.encode import encode_dataset, estimate_encoding
+from lgq.inference.encode import encode, estimate_encoding
 from lgq.training.journal import read_records
 
 TINY = ["--image-size", "16", "--backbone.widths", "8", "16", "--backbone.groups", "4", "--batch-size", "4"]
@@ -149,7 +149,7 @@ def test_the_bytes_of_an_estimate_are_those_of_the_tokens(folder, tmp_path, flip
     tokenizer, photos = Tokenizer.from_pretrained(folder / "run/best"), FolderDataset(folder / "photos")
     how = {"image_size": 16, "shard_size": 4, "flips": flips}
     cost = estimate_encoding(tokenizer, photos, **how)
-    encode_dataset(tokenizer, photos, tmp_path, **how)
+    encode(tokenizer, photos, tmp_path, **how)
     tensors = [tensor for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values()]
     assert cost.bytes == sum(tensor.nbytes for tensor in tensors)
     assert cost.shards == len(list(tmp_path.glob("*.safetensors")))

@@ -15,14 +15,15 @@ import torch.multiprocessing as mp
 from PIL import Image
 from torch import Tensor
 
-from lgq.data import DataError, FolderDataset, open_dataset, to_tensor
+from lgq.data import DataError, open_dataset, to_tensor
 from lgq.data.token_format import HEADER, Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.hub import PretrainedError
-from lgq.inference.decode import decode_tokens
-from lgq.inference.encode import encode_dataset, tokenizer_of
-from lgq.inference.reconstruct import reconstruct_images
+from lgq.inference import encode as encoding
+from lgq.inference.decode import decode
+from lgq.inference.encode import tokenizer_of
+from lgq.inference.reconstruct import reconstruct
 from lgq.models.autoencoder import Backbone
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ def as_stored(image: Tensor) -> Tensor:
 
 def encode(tokenizer: Tokenizer, data: Path, out: Path, **options: Any) -> TokenDataset:
     settings = {"image_size": SIDE, "batch_size": 2, "shard_size": 3} | options
-    return encode_dataset(tokenizer, FolderDataset(data), out, **settings)
+    return encoding.encode(tokenizer, data, out, **settings)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -96,7 +97,7 @@ def encoded(photos: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
 def test_encoded_and_decoded_images_are_the_tokenizers_own(tmp_path, photos, settings):
     tokenizer = build(**settings)
     dataset = encode(tokenizer, photos, tmp_path / "tokens", flips=True, batch_size=1)
-    assert len(dataset) == decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out", batch_size=1) == 7
+    assert len(dataset) == decode(tokenizer, tmp_path / "tokens", tmp_path / "out", batch_size=1) == 7
     for i, name in enumerate(NAMES):
         image = to_tensor(Image.open(photos / name))[None]
         tokens = tokenizer.encode(image)
@@ -139,7 +140,7 @@ def test_other_sizes_are_the_centre_crop_resized(tmp_path, photos, tokenizer):
 
 def test_the_embedded_photographs_can_be_encoded(tmp_path, tokenizer):
     held_out = open_dataset("sample:held-out")
-    dataset = encode_dataset(tokenizer, held_out, tmp_path, image_size=8, shard_size=50)
+    dataset = encoding.encode(tokenizer, held_out, tmp_path, image_size=8, shard_size=50)
     assert len(dataset) == len(held_out)
     assert dataset.encoding.source == "SampleDataset('held-out')"
 
@@ -215,10 +216,10 @@ def test_an_encoding_killed_within_a_shard_goes_on_to_the_same_bytes(tmp_path, p
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("at", [0, 1, 4, 7])
 def test_a_killed_decoding_goes_on_to_the_same_pictures(tmp_path, tokenizer, encoded, monkeypatch, call, at):
-    decode_tokens(tokenizer, encoded, tmp_path / "whole", batch_size=1)
+    decode(tokenizer, encoded, tmp_path / "whole", batch_size=1)
 
     def task(on_progress: Progress = unwatched) -> None:
-        decode_tokens(tokenizer, encoded, tmp_path / "out", batch_size=1, on_progress=on_progress)
+        decode(tokenizer, encoded, tmp_path / "out", batch_size=1, on_progress=on_progress)
 
     run_until_killed(task, call, at, monkeypatch)
     steps: list[tuple[int, int]] = []
@@ -284,7 +285,7 @@ def test_another_tokenizer_beside_tokens_is_refused(tmp_path, photos, tokenizer)
 def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):
     other = build(seed=1)
     with pytest.raises(TokenError, match="use the one that encoded it"):
-        decode_tokens(other, encoded, tmp_path / "out")
+        decode(other, encoded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     before = contents(encoded)
     with pytest.raises(TokenError, match="its fingerprint is"):
@@ -297,7 +298,7 @@ def test_damaged_tokens_are_refused_before_a_picture_is_written(tmp_path, photos
     last = tmp_path / "tokens" / "tokens-00002.safetensors"
     last.write_bytes(last.read_bytes()[:-1])
     with pytest.raises(TokenError, match=r"tokens-00002\.safetensors is cut short"):
-        decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out")
+        decode(tokenizer, tmp_path / "tokens", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -305,11 +306,11 @@ def test_pictures_of_other_tokens_and_other_files_are_not_mixed(tmp_path, photos
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "holiday.png").touch()
     with pytest.raises(TokenError, match="is not empty"):
-        decode_tokens(tokenizer, encoded, tmp_path / "own")
-    decode_tokens(tokenizer, encoded, tmp_path / "out")
+        decode(tokenizer, encoded, tmp_path / "own")
+    decode(tokenizer, encoded, tmp_path / "out")
     encode(tokenizer, photos, tmp_path / "tokens", image_size=8)
     with pytest.raises(TokenError, match="holds images of other tokens"):
-        decode_tokens(tokenizer, tmp_path / "tokens", tmp_path / "out")
+        decode(tokenizer, tmp_path / "tokens", tmp_path / "out")
 
 
 def tokens_named(folder: Path, tokenizer: Tokenizer, names: list[str]) -> Path:
@@ -335,7 +336,7 @@ def tokens_named(folder: Path, tokenizer: Tokenizer, names: list[str]) -> Path:
 
 def test_images_of_one_name_become_files_of_their_own(tmp_path, tokenizer):
     names = ["a.jpg", "a.png", "b/a.png", "a-1.png", "a.jpg"]
-    decode_tokens(tokenizer, tokens_named(tmp_path / "tokens", tokenizer, names), tmp_path / "out")
+    decode(tokenizer, tokens_named(tmp_path / "tokens", tokenizer, names), tmp_path / "out")
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
     assert files == ["a-1-3.png", "a-1.png", "a-4.png", "a.png", "b/a.png"]
 
@@ -343,8 +344,8 @@ def test_images_of_one_name_become_files_of_their_own(tmp_path, tokenizer):
 @pytest.mark.parametrize("name", ["../a.png", "/a.png", "b/../../a.png", "..", "", "a\0.png", "\ud800.png"])
 def test_names_that_lead_outside_are_refused(tmp_path, tokenizer, name):
     tokens = tokens_named(tmp_path / "tokens", tokenizer, ["fine.png", name])
-    with pytest.raises(TokenError, match="no file inside of a folder"):
-        decode_tokens(tokenizer, tokens, tmp_path / "out")
+    with pytest.raises(TokenError, match="no file inside a folder"):
+        decode(tokenizer, tokens, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tokens"]
 
 
@@ -353,7 +354,7 @@ def test_names_that_lead_outside_are_refused(tmp_path, tokenizer, name):
     [
         ({"image_size": 18}, "image_size must be a multiple of f = 4, got 18"),
         ({"image_size": 0}, "image_size must be a multiple of f = 4, got 0"),
-        ({"shard_size": 0}, "shard_size must be 1 or more, got 0"),
+        ({"shard_size": 0}, "shard_size must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
     ],
     ids=str,
@@ -368,14 +369,14 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(
 
 def test_a_data_set_without_images_is_refused(tmp_path, tokenizer):
     with pytest.raises(DataError, match="holds no image"):
-        encode_dataset(tokenizer, [], tmp_path / "tokens", image_size=SIDE)
+        encoding.encode(tokenizer, [], tmp_path / "tokens", image_size=SIDE)
 
 
 def test_reconstructions_stand_beside_their_originals(tmp_path, tokenizer):
     paths = [tmp_path / "wide.png", tmp_path / "high.webp"]
     picture(1, 21, 16).save(paths[0])
     picture(2, 8, 31).save(paths[1], lossless=True)
-    images, broken = reconstruct_images(tokenizer, paths, tmp_path / "out")
+    images, broken = reconstruct(tokenizer, paths, tmp_path / "out")
     assert broken == {}
     assert [image.path for image in images] == paths
     boxes = [(0, 0, 20, 16), (0, 1, 8, 29)]  # the centre, of sides that 4 divides
@@ -392,7 +393,7 @@ def test_reconstructions_stand_beside_their_originals(tmp_path, tokenizer):
 def test_originals_are_never_overwritten_nor_pictures_of_the_same_name(tmp_path, tokenizer):
     put_pictures(tmp_path, ["a.png", "b/a.png"])
     before = contents(tmp_path)
-    images, _ = reconstruct_images(tokenizer, [tmp_path / "a.png", tmp_path / "b" / "a.png"], tmp_path)
+    images, _ = reconstruct(tokenizer, [tmp_path / "a.png", tmp_path / "b" / "a.png"], tmp_path)
     assert [image.file.name for image in images] == ["a-reconstructed.png", "a-reconstructed-1.png"]
     assert contents(tmp_path).items() > before.items()
 
@@ -402,13 +403,13 @@ def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path,
     picture(0, 3, 40).save(tmp_path / "thin.png")
     (tmp_path / "bad.png").write_bytes(b"no image")
     paths = [tmp_path / name for name in ("thin.png", "bad.png", "gone.png", "good.png")]
-    images, broken = reconstruct_images(tokenizer, paths, tmp_path / "out")
+    images, broken = reconstruct(tokenizer, paths, tmp_path / "out")
     assert [image.path.name for image in images] == ["good.png"]
     assert [Path(name).name for name in broken] == ["thin.png", "bad.png", "gone.png"]
     thin, _, gone = broken.values()
     assert (thin, gone) == ("3 x 40 pixels hold no token of 4 x 4", "No such file or directory")
     with pytest.raises(DataError, match=r"none of 3 images can be read, such as .*thin\.png"):
-        reconstruct_images(tokenizer, paths[:3], tmp_path / "out")
+        reconstruct(tokenizer, paths[:3], tmp_path / "out")
 
 
 def in_process(rank: int, port: int, photos: Path, folder: Path) -> None:
@@ -417,7 +418,7 @@ def in_process(rank: int, port: int, photos: Path, folder: Path) -> None:
     steps: list[int] = []
     try:
         encode(build(), photos, folder / "tokens", on_progress=lambda done, _: steps.append(done))
-        decode_tokens(build(), folder / "tokens", folder / "out", batch_size=1)
+        decode(build(), folder / "tokens", folder / "out", batch_size=1)
         (folder / f"done-{rank}").write_text(str(max(steps)))
     finally:
         dist.destroy_process_group()
@@ -431,5 +432,5 @@ def test_two_processes_share_the_work_and_make_the_same_files(tmp_path, photos, 
     assert [int((tmp_path / f"done-{rank}").read_text()) for rank in range(2)] == [4, 3]
     assert contents(tmp_path / "tokens") == contents(encoded)
     assert HEADER in contents(encoded)
-    decode_tokens(tokenizer, encoded, tmp_path / "alone", batch_size=1)
+    decode(tokenizer, encoded, tmp_path / "alone", batch_size=1)
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")

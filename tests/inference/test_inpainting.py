@@ -1,4 +1,4 @@
-"""Inpainting draws the masked part of an image anew, whatever its size, and leaves all other tokens alone."""
+"""Inpainting redraws the masked part of an image of any size, and leaves all other tokens alone."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torch import Tensor
 from lgq import MaskGIT
 from lgq.data import ImageLoader, LoaderSettings, open_dataset
 from lgq.errors import LGQError
-from lgq.inference.inpaint import box_mask, inpaint_image, pixel_mask, read_image, read_mask, token_mask
+from lgq.inference.inpaint import _box_mask, _read_image, _read_mask, _token_mask, inpaint
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
@@ -20,6 +20,7 @@ BACKBONE = Backbone(
 )
 SIDE, FACTOR = 16, 4
 QUICK = Sampling(steps=3)
+RIGHT = (SIDE // 2, 0, SIDE, SIDE)
 
 
 def build(stages: int = 1) -> MaskGIT:
@@ -30,7 +31,7 @@ def build(stages: int = 1) -> MaskGIT:
 
 
 def right_half() -> Tensor:
-    return box_mask((SIDE // 2, 0, SIDE, SIDE), SIDE)
+    return _box_mask(RIGHT, SIDE)
 
 
 def save(pixels: np.ndarray, path):
@@ -45,28 +46,20 @@ def test_a_token_is_masked_where_any_of_its_pixels_is(factor):
         [bool(pixels[y : y + factor, x : x + factor].any()) for x in range(0, 12, factor)]
         for y in range(0, 8, factor)
     ]
-    assert token_mask(pixels, factor).tolist() == plain
+    assert _token_mask(pixels, factor).tolist() == plain
 
 
 def test_one_pixel_masks_its_token_and_no_other():
     for y, x in ((0, 0), (3, 4), (7, 7), (15, 8)):
         pixels = torch.zeros(SIDE, SIDE, dtype=torch.bool)
         pixels[y, x] = True
-        assert token_mask(pixels, FACTOR).nonzero().tolist() == [[y // FACTOR, x // FACTOR]]
-
-
-def test_masked_tokens_and_their_pixels_are_the_same_area():
-    tokens = torch.rand(4, 4) < 0.5
-    area = pixel_mask(tokens, FACTOR)
-    assert area.shape == (SIDE, SIDE)
-    assert torch.equal(token_mask(area, FACTOR), tokens)
-    assert area.sum() == FACTOR**2 * tokens.sum()
+        assert _token_mask(pixels, FACTOR).nonzero().tolist() == [[y // FACTOR, x // FACTOR]]
 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_tokens_outside_the_mask_stay_to_the_last_bit(stages):
     maskgit, image = build(stages), torch.rand(3, SIDE, SIDE) * 2 - 1
-    result = inpaint_image(maskgit, image, right_half(), QUICK, label=1, count=3)
+    result = inpaint(maskgit, image, mask=right_half(), sampling=QUICK, label=1, count=3)
     kept = maskgit.tokenizer.encode(image[None])[0]
     assert torch.equal(result.original_tokens, kept)
     assert all(torch.equal(tokens[:, :2], kept[:, :2]) for tokens in result.tokens)
@@ -80,8 +73,8 @@ def test_a_seed_reproduces_all_batches_and_no_two_batches_are_alike():
     told: list[tuple[int, int]] = []
 
     def results(seed):
-        return inpaint_image(
-            maskgit, image, right_half(), QUICK, label=0, count=5, seed=seed, batch_size=2,
+        return inpaint(
+            maskgit, image, box=RIGHT, sampling=QUICK, label=0, count=5, seed=seed, batch_size=2,
             on_progress=lambda *done: told.append(done),
         )  # fmt: skip
 
@@ -96,14 +89,14 @@ def test_an_image_is_cut_as_an_evaluation_cuts_it(tmp_path):
     save(np.random.default_rng(0).integers(0, 256, (23, 40, 3)), tmp_path / "wide.png")
     loader = ImageLoader(open_dataset(tmp_path), LoaderSettings(image_size=SIDE, batch_size=1))
     evaluated = next(loader.one_pass()).images[0]
-    assert torch.equal(read_image(tmp_path / "wide.png", SIDE), evaluated)
+    assert torch.equal(_read_image(tmp_path / "wide.png", SIDE), evaluated)
 
 
 def test_a_mask_is_cut_like_its_image_and_bright_pixels_count(tmp_path):
     image = save(np.zeros((16, 32)), tmp_path / "image.png")
     painted = np.zeros((16, 32))
     painted[:, 7], painted[:, 24], painted[2, 9], painted[3, 9] = 255, 255, 128, 127
-    mask = read_mask(save(painted, tmp_path / "mask.png"), image, SIDE)
+    mask = _read_mask(save(painted, tmp_path / "mask.png"), image, SIDE)
     assert mask.nonzero().tolist() == [[2, 1]]
 
 
@@ -114,14 +107,14 @@ def test_no_bright_pixel_is_lost_however_large_the_image(size, tmp_path):
     for y, x in rng.integers(0, size, (5, 2)):
         painted = np.zeros((size, size))
         painted[y, x] = 255
-        mask = read_mask(save(painted, tmp_path / "mask.png"), image, SIDE)
+        mask = _read_mask(save(painted, tmp_path / "mask.png"), image, SIDE)
         assert mask[y * SIDE // size, x * SIDE // size]
         away = mask.nonzero() * size / SIDE - torch.tensor([y, x])
         assert away.abs().max() < 1 + size / SIDE
 
 
 def test_a_box_is_its_pixels():
-    mask = box_mask((1, 2, 4, 6), 8)
+    mask = _box_mask((1, 2, 4, 6), 8)
     assert mask.sum() == 3 * 4
     assert mask[2:6, 1:4].all()
 
@@ -129,7 +122,7 @@ def test_a_box_is_its_pixels():
 @pytest.mark.parametrize("box", [(-1, 0, 4, 4), (0, 0, 9, 4), (0, 0, 4, 9), (4, 0, 4, 4), (0, 5, 4, 4)])
 def test_a_box_outside_of_the_image_is_refused(box):
     with pytest.raises(LGQError, match="within the generator's images of 8 x 8 pixels"):
-        box_mask(box, 8)
+        _box_mask(box, 8)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
@@ -137,21 +130,21 @@ def test_a_box_outside_of_the_image_is_refused(box):
 def test_a_mask_of_another_size_than_its_image_is_refused(size, shown):
     mask = torch.ones(size, dtype=torch.bool)
     with pytest.raises(LGQError, match=f"the mask has {shown} pixels, and the image 16 x 16"):
-        inpaint_image(build(), torch.zeros(3, SIDE, SIDE), mask, label=0)
+        inpaint(build(), torch.zeros(3, SIDE, SIDE), mask=mask, label=0)
 
 
 def test_mistakes_are_named(tmp_path):
     dark, other = save(np.zeros((16, 20)), tmp_path / "dark.png"), save(np.zeros((9, 8)), tmp_path / "o.png")
     with pytest.raises(LGQError, match=r"8 x 9 pixels, and the image .* has 20 x 16 pixels"):
-        read_mask(other, dark, SIDE)
+        _read_mask(other, dark, SIDE)
     with pytest.raises(LGQError, match="no bright pixel"):
-        read_mask(dark, dark, SIDE)
+        _read_mask(dark, dark, SIDE)
     with pytest.raises(ValueError, match=r"gone\.png: No such file"):
-        read_image(tmp_path / "gone.png", SIDE)
+        _read_image(tmp_path / "gone.png", SIDE)
     maskgit, image = build(), torch.zeros(3, SIDE, SIDE)
     with pytest.raises(LGQError, match="the mask is empty"):
-        inpaint_image(maskgit, image, torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
+        inpaint(maskgit, image, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
     with pytest.raises(LGQError, match=r"class 2 is not among 0\.\.1"):
-        inpaint_image(maskgit, image, right_half(), label=2)
+        inpaint(maskgit, image, box=RIGHT, label=2)
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        inpaint_image(maskgit, image, right_half(), label=0, count=0)
+        inpaint(maskgit, image, box=RIGHT, label=0, count=0)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lgq.errors import LGQError
-from lgq.inference.sample import draw_samples
+from lgq.inference.sample import draw
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.random import batch_seed
@@ -30,9 +30,7 @@ def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
     classes = [0, 0, 1, 1, 2]
     images = torch.cat(
         list(
-            draw_samples(
-                stub, classes, Sampling(), seed=3, batch_size=2, on_progress=lambda *done: told.append(done)
-            )
+            draw(stub, classes, Sampling(), seed=3, batch_size=2, on_progress=lambda *done: told.append(done))
         )
     )
     assert torch.equal(images[:, 0, 0, 0], torch.tensor(classes) / 3)
@@ -44,5 +42,5 @@ def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
 def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
     stub = Stub()
     with pytest.raises(LGQError, match=f"class {wrong} is not among 0..2"):
-        next(draw_samples(stub, [0, 1, wrong], Sampling(), batch_size=1))
+        next(draw(stub, [0, 1, wrong], Sampling(), batch_size=1))
     assert stub.asked == []

@@ -32,7 +32,7 @@ from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
-from lgq.hub import PretrainedError, image_size_of, model_kind
+from lgq.hub import PretrainedError, model_kind
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.likelihood import measure_likelihood
 from lgq.models.sampling import Sampling
@@ -419,9 +419,8 @@ def test_a_run_knows_what_it_trains_and_is_loaded_as_such(trained, tmp_path):
 
 @pytest.mark.parametrize("part", ["", "best"])
 def test_a_generator_in_the_place_of_a_tokenizer_is_one_clear_line(trained, part):
-    for use in (load_tokenizer, partial(image_size_of, given=8)):
-        with pytest.raises(PretrainedError, match=r"is a generator, and this needs a tokenizer: "):
-            use(trained / part)
+    with pytest.raises(PretrainedError, match=r"is a generator, and this needs a tokenizer: .*tokenizer/"):
+        load_tokenizer(trained / part)
 
 
 def test_a_tokenizer_in_the_place_of_a_generator_is_one_clear_line(trained):
