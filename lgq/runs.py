@@ -160,7 +160,7 @@ def run(name: str, **changes: Any) -> TokenizerRun | GeneratorRun:
         the settings that it does not name.
     """
     require_known("run", name, (*tokenizer_names(), *GENERATORS))
-    return changed(named_generator(name) if name in GENERATORS else named_run(name), changes)
+    return changed(GENERATORS[name](), changes) if name in GENERATORS else changed(named_run(name), changes)
 
 
 def changed(run: AnyRun, changes: Mapping[str, Any]) -> AnyRun:

@@ -32,7 +32,6 @@ from lgq.data.token_format import HEADER, read_note, shard_name
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
 from lgq.errors import LGQError
-from lgq.experiments.results_directory import RowsError
 from lgq.files import MANIFEST, Fingerprint, sealed_json
 from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, model_kind, run_settings
 from lgq.maskgit import MaskGIT
@@ -389,7 +388,7 @@ def _features(folder: Path) -> Prepared:
 
 _PRETRAINED = (LGQError,)
 _CHECKPOINTS = (LGQError,)
-_REPORT = (RowsError,)
+_REPORT = (ResultsError,)
 _ROW, _PLAN = "rows/{id}.json", "experiments/comparison.json"
 
 PARSERS: dict[str, Parser] = {
@@ -424,10 +423,10 @@ PARSERS: dict[str, Parser] = {
     "command line": Parser("words", (SystemExit, ValueError), _command_line, 40),
     "results.jsonl": Parser("lines", (ResultsError,), _results),
     "metrics.jsonl": Parser("lines", (RunError,), _journal, 4),
-    "row": Parser("json", (RowsError,), lambda f: _rows(f, _ROW, sealed=False)),
-    "row, sealed": Parser("json", (RowsError,), lambda f: _rows(f, _ROW, sealed=True)),
-    "plan": Parser("json", (RowsError,), lambda f: _rows(f, _PLAN, sealed=False)),
-    "plan, sealed": Parser("json", (RowsError,), lambda f: _rows(f, _PLAN, sealed=True)),
+    "row": Parser("json", (ResultsError,), lambda f: _rows(f, _ROW, sealed=False)),
+    "row, sealed": Parser("json", (ResultsError,), lambda f: _rows(f, _ROW, sealed=True)),
+    "plan": Parser("json", (ResultsError,), lambda f: _rows(f, _PLAN, sealed=False)),
+    "plan, sealed": Parser("json", (ResultsError,), lambda f: _rows(f, _PLAN, sealed=True)),
     "report of a row": Parser("json", _REPORT, lambda f: _report(f, _ROW), 20),
     "report of a plan": Parser("json", _REPORT, lambda f: _report(f, _PLAN), 20),
     "report of a journal": Parser("lines", _REPORT, lambda f: _report(f, "runs/{id}/metrics.jsonl"), 20),

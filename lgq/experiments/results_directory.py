@@ -1,14 +1,14 @@
-"""RESULTS, the directory of experiments: where runs lay their records down, and how reports find them.
+"""RESULTS, the directory in which experiments write their records and from which reports read them.
 
-    RESULTS/experiments/<name>.json   what was asked: a `Plan`, with the id of every row's run
-    RESULTS/rows/<id>.json            the record of a run, written once: that it is there means finished
+    RESULTS/experiments/<name>.json   what was asked for: a `Plan`, with the id of every row's run
+    RESULTS/rows/<id>.json            record of a run, written once: a row with a record is finished
     RESULTS/runs/<id>/                its run directory: config.json, metrics.jsonl, best/, last/, ...
-    RESULTS/tokens/<id>/              tokens of a tokenizer, <id>-validation/ of its validation images
+    RESULTS/tokens/<id>/              tokens of a tokenizer; <id>-validation/ those of the validation images
     RESULTS/pictures/<id>/            PNG files; pictures/originals.png has the images behind them
-    RESULTS/locks/<id>/               held by the process that is at work on a row
+    RESULTS/locks/<id>/               held by the process that works on a row
 
-Plans and records carry a checksum, by which a changed one is refused.
-Several processes and machines may share it: a run has one id, whichever experiments ask for it.
+Plans and records carry a checksum, so that a changed file is refused.
+Several processes and machines may share the directory: a run has one id, whichever experiments ask for it.
 """
 
 from dataclasses import dataclass, replace
@@ -16,32 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from lgq.config import ConfigError, from_json, to_json
-from lgq.errors import LGQError
 from lgq.files import DamagedFileError, make_directory, replace_file, sealed_json, unsealed_json
-from lgq.results import strict
-
-ORIGINALS = "originals.png"
-
-
-class RowsError(LGQError):
-    """Results that cannot be read, or do not go together; the message says why, and the way out."""
+from lgq.results import ResultsError, strict
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """A row of a table, with one training seed."""
+    """A row of a table with one training seed."""
 
     row: str
     """Short name of the row within its experiment, the same for all seeds."""
     label: str
-    """What the table calls it."""
+    """Name of the row in the table."""
     group: str
-    """Rows that belong together, such as those of one codebook size; may be empty."""
+    """Heading that the row shares with others, such as a codebook size; may be empty."""
     kind: str
     """tokenizer, generator or cost."""
     seed: int
     id: str
-    """Of the run."""
+    """Id of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +44,17 @@ class Plan:
     experiment: str
     title: str
     paper: str
-    """Label of the table in the LGQ paper; empty where it has none."""
+    """Label of the table in the LGQ paper; empty where the paper has none."""
     about: str
     """What the table shows, and what to know when reading it."""
     scale: str
     data: str
-    """Images to train on, as the user named them."""
+    """Training images, as the user named them."""
     validation_data: str
     images: str
-    """Fingerprint of both."""
+    """Fingerprint of the training and the validation images."""
     shown: str
-    """Images to look at, as the user named them."""
+    """Images to show, as the user named them."""
     protocol: dict[str, Any]
     """What all rows have in common beyond the scale, such as `steps`."""
     rows: tuple[PlannedRow, ...]
@@ -71,7 +64,7 @@ class Plan:
         return tuple(sorted({row.seed for row in self.rows}))
 
     def merged(self, earlier: "Plan") -> "Plan":
-        """With the rows of an earlier call of the same experiment too, each row's seeds together."""
+        """Return this plan with the rows of an earlier call too, the seeds of each row together."""
         own = {(row.row, row.seed) for row in self.rows}
         rows = [*self.rows, *(row for row in earlier.rows if (row.row, row.seed) not in own)]
         names = list(dict.fromkeys(row.row for row in rows))
@@ -79,7 +72,7 @@ class Plan:
 
 
 class ResultsDirectory:
-    """The places in a RESULTS directory; nothing is made before something is written."""
+    """Paths, plans and records in a RESULTS directory; nothing is created before something is written."""
 
     def __init__(self, root: str | Path):
         self.root = Path(root)
@@ -101,30 +94,30 @@ class ResultsDirectory:
 
     @property
     def originals(self) -> Path:
-        return self.root / "pictures" / ORIGINALS
+        return self.root / "pictures" / "originals.png"
 
     def is_finished(self, id: str) -> bool:
         return self._row(id).is_file()
 
     def record(self, id: str) -> dict[str, Any] | None:
-        """Of a finished row; None where there is none yet."""
+        """Return the record of a row; None where it is not finished."""
         return _read(self._row(id)) if self.is_finished(id) else None
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Of all finished rows, by id."""
+        """Return the records of all finished rows, by id."""
         return {file.stem: _read(file) for file in sorted((self.root / "rows").glob("*.json"))}
 
     def plan(self, experiment: str) -> Plan | None:
-        """What was asked of an experiment so far."""
+        """Return what earlier calls of an experiment asked for; None where there were none."""
         file = self._plan(experiment)
-        return _plan(file) if file.is_file() else None
+        return _read_plan(file) if file.is_file() else None
 
     def plans(self) -> dict[str, Plan]:
-        """Of all experiments, by name."""
-        return {file.stem: _plan(file) for file in sorted((self.root / "experiments").glob("*.json"))}
+        """Return the plans of all experiments, by name."""
+        return {file.stem: _read_plan(file) for file in sorted((self.root / "experiments").glob("*.json"))}
 
     def write_record(self, id: str, record: dict[str, Any]) -> None:
-        """In one step, when all else of the row is on the disk."""
+        """Write the record in one step, once everything else of the row is on disk."""
         make_directory(self._row(id).parent)
         replace_file(self._row(id), sealed_json(strict(record)))
 
@@ -133,7 +126,7 @@ class ResultsDirectory:
         replace_file(self._plan(plan.experiment), sealed_json(to_json(plan)))
 
     def write_pictures(self, id: str, pictures: dict[str, bytes]) -> None:
-        """Each by the stem of its file."""
+        """Write PNG files, given by the stems of their names."""
         folder = self.pictures(id)
         make_directory(folder)
         for stem, picture in pictures.items():
@@ -146,17 +139,17 @@ class ResultsDirectory:
         return self.root / "experiments" / f"{experiment}.json"
 
 
-def _plan(file: Path) -> Plan:
+def _read_plan(file: Path) -> Plan:
     try:
         return from_json(Plan, _read(file))
     except ConfigError as error:
-        raise RowsError(f"{file} is no plan that this lgq knows: {error}") from error
+        raise ResultsError(f"{file} is no plan that this version of lgq can read: {error}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         return unsealed_json(file.read_bytes())
     except OSError as error:
-        raise RowsError(f"cannot read {file} ({error}): check the path.") from error
+        raise ResultsError(f"cannot read {file} ({error}): check the path.") from error
     except DamagedFileError as error:
-        raise RowsError(f"{file} {error}: remove it, and run its experiment again.") from error
+        raise ResultsError(f"{file} {error}: remove it, and run its experiment again.") from error

@@ -1,127 +1,163 @@
-"""Runs of an experiment, one after the other: what is finished is kept, what was stopped goes on.
+"""`lgq.experiment`: train, evaluate and record the rows of a table, one after the other.
 
-    ending = run_experiment(named_experiment("comparison"), pocket(), sources, "results", crew=crew)
+    outcome = lgq.experiment("comparison", "pocket", "photos", "results", seeds=3)
 
-Rows depend on nothing but their settings and the images, so any number of calls may share a directory:
-whoever comes first to a row holds it, the others leave it to him and look at it again at the end.
+Finished rows are kept, and a row that was stopped continues. Rows depend on nothing but their settings and
+the images, so any number of calls may share a results directory: the first to reach a row holds it, and the
+others leave it and look at it again at the end.
 """
 
-import difflib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lgq.checks import require_at_least
-from lgq.distributed import join_processes, rank
-from lgq.errors import LGQError
-from lgq.experiments.generator_row import generator_record
-from lgq.experiments.plan import Experiment, SeededRow, Sources, plan_of, run_id, seeded_rows
-from lgq.experiments.results_directory import Plan, ResultsDirectory, RowsError
-from lgq.experiments.scales import Scale
-from lgq.experiments.tasks import CostTask, GeneratorTask, Task
-from lgq.experiments.tokenizer_row import tokenizer_record
-from lgq.experiments.workplace import Crew, Stopped, Workplace, alone
-from lgq.files import LockError
+import torch
+
+from lgq.data import ImageDataset
+from lgq.distributed import broadcast_from_first, join_processes, rank
+from lgq.experiments.plan import (
+    Estimate,
+    Experiment,
+    PlannedExperiment,
+    SeededRow,
+    open_sources,
+    plan_rows,
+    run_id,
+)
+from lgq.experiments.results_directory import Plan, ResultsDirectory
+from lgq.experiments.scales import named_scale
+from lgq.experiments.tables import named_experiment
+from lgq.experiments.tasks import (
+    Context,
+    CostTask,
+    GeneratorTask,
+    Stopped,
+    Task,
+    cost_record,
+    generator_record,
+    tokenizer_record,
+)
+from lgq.files import LockError, directory_lock, make_directory
+from lgq.results import ResultsError
+from lgq.training.settings import Precision
 from lgq.training.signals import INTERRUPTED, stop_on_signals
+
+_ATTEMPTS, _PAUSE_SECONDS = 200, 0.05
+"""How often, and how far apart, to try for the lock on plans, which other processes hold for a moment."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Ending:
+class ExperimentOutcome:
     """How a call ended."""
 
+    experiment: Experiment
     rows: int
-    """That were asked for."""
-    made: int = 0
-    """By this call; all others were finished before."""
+    """Number of rows that were asked for."""
+    new_rows: int = 0
+    """Number of rows that this call finished; all others were finished before."""
     failed: list[str] = field(default_factory=list)
     """Ids of finished rows whose training diverged."""
-    left: list[str] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
     """Ids of rows that another process works on."""
     stopped: bool = False
-    """Whether a signal ended it."""
+    """Whether a signal ended the call."""
+    estimates: list[Estimate] = field(default_factory=list)
+    """Size and time of each row; only a dry run has them."""
 
     @property
     def exit_code(self) -> int:
         """75 where the same command should be run again, 0 where all rows are finished."""
-        return INTERRUPTED if self.stopped or self.left else 0
+        return INTERRUPTED if self.stopped or self.busy else 0
 
 
-def run_experiment(
-    experiment: Experiment,
-    scale: Scale,
-    sources: Sources,
+def experiment(
+    name: str,
+    scale: str,
+    data: str | Path | ImageDataset,
     out: str | Path,
     *,
-    crew: Crew,
+    val_data: str | Path | ImageDataset | None = None,
+    show: str | Path | ImageDataset | None = None,
     seeds: int | None = None,
-    shard: tuple[int, int] = (0, 1),
+    shard: str | None = None,
     only: Sequence[str] = (),
+    steps: int | None = None,
+    generator_steps: int | None = None,
+    precision: Precision | None = None,
+    dry_run: bool = False,
     command: Sequence[str] = (),
-) -> Ending:
-    """Train, evaluate and record the rows that are not finished yet.
+) -> ExperimentOutcome:
+    """Train, evaluate and record the rows of an experiment that are not finished yet.
 
+    name: such as "comparison"; `lgq.experiments.tables.EXPERIMENTS` has all.
+    scale: "smoke", "pocket" or "imagenet256".
+    data: training images, a data set or what the command line calls DATA.
+    out: results directory, which several processes and machines may share.
+    val_data: images for validation and evaluation; None takes the training images.
+    show: images of which every row shows eight; None takes the validation images.
     seeds: number of training seeds, from 0 on; None takes the experiment's own.
-    shard: i of n, the i-th of n calls that share the rows.
-    only: labels, groups or names of rows.
+    shard: "i/n", the i-th of n calls that share the rows; None takes all rows.
+    only: labels, groups or names of rows; none takes all rows.
+    steps, generator_steps, precision: settings for all rows alike; None takes the scale's.
+    dry_run: estimate how long the rows take on this machine, and run nothing.
+    command: what the records name as their command.
     """
-    images, results = sources.fingerprint(), ResultsDirectory(out)
-    rows = seeded_rows(experiment, scale, images, seeds)
-    mine = share_of(chosen(rows, only), shard)
+    table, settings = named_experiment(name), named_scale(scale)
+    settings = settings.adjusted(steps=steps, generator_steps=generator_steps, precision=precision)
+    sources = open_sources(data, val_data, show)
+    planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
+    if dry_run:
+        return ExperimentOutcome(table, len(planned.chosen), estimates=planned.estimates())
+    return run_planned(planned, command)
+
+
+def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> ExperimentOutcome:
+    """Train, evaluate and record the rows of a plan that are not finished yet."""
+    _write_plan(planned.results, planned.plan())
     device = join_processes()
     with stop_on_signals() as stop:
-        work = Workplace(
-            results=results,
-            scale=scale,
-            sources=sources,
-            images=images,
+        context = Context(
+            results=planned.results,
+            scale=planned.scale.name,
+            image_size=planned.scale.tokenizer.image_size,
+            measuring=planned.scale.measuring,
+            sources=planned.sources,
             device=device,
-            crew=crew,
-            command=tuple(command),
+            command=command,
             stop=stop,
         )
-        note_plan(results, plan_of(experiment, scale, sources, rows))
-        return _work_through(work, mine)
+        rows, outcome = planned.chosen, ExperimentOutcome(planned.experiment, len(planned.chosen))
+        try:
+            busy = _attempt(context, planned, rows, outcome)
+            # The processes that held them may have finished or died by now.
+            outcome.busy = [row.id for row in _attempt(context, planned, busy, outcome)] if busy else []
+        except Stopped:
+            outcome.stopped = True
+    records = {row.id: planned.results.record(row.id) for row in rows}
+    outcome.failed = [id for id, record in records.items() if record and "failed" in record]
+    return outcome
 
 
-def chosen(rows: Sequence[SeededRow], only: Sequence[str]) -> list[SeededRow]:
-    """Rows with one of these names, labels or groups; all rows where none is given."""
-    names = {_plain(name) for row in rows for name in _names(row)}
-    for word in only:
-        if _plain(word) not in names:
-            close = difflib.get_close_matches(_plain(word), names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(names))}."
-            raise LGQError(f"no row is called {word!r}: {hint}")
-    wanted = set(map(_plain, only))
-    return [row for row in rows if not wanted or wanted & {_plain(name) for name in _names(row)}]
-
-
-def share_of(rows: Sequence[SeededRow], shard: tuple[int, int]) -> list[SeededRow]:
-    """The i-th of n shares; a run that several rows ask for is in one of them."""
-    number, count = shard
-    require_at_least(1, shards=count)
-    if not 0 <= number < count:
-        raise LGQError(f"shard must be one of 0/{count} to {count - 1}/{count}, got {number}/{count}.")
-    once = list({row.id: row for row in rows}.values())
-    return once[number::count]
-
-
-def note_plan(results: ResultsDirectory, plan: Plan) -> None:
-    """Leave what is asked for beside what others asked for; refuse what does not go together."""
+def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
+    """Add what is asked for to what other calls asked for; refuse what does not belong together."""
     for earlier in results.plans().values():
-        _require_alike(results, plan, earlier)
+        _require_same_protocol(results, plan, earlier)
     if rank() == 0:
-        with alone(results):
+        make_directory(results.root)
+        with _exclusive(results):
             before = results.plan(plan.experiment)
-            now = plan if before is None else plan.merged(before)
-            if now != before:
-                results.write_plan(now)
+            merged = plan if before is None else plan.merged(before)
+            if merged != before:
+                results.write_plan(merged)
 
 
-def _require_alike(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
+def _require_same_protocol(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
     pairs: dict[str, tuple[Any, Any]] = {
         "scale": (earlier.scale, plan.scale),
         "images": (earlier.images, plan.images),
@@ -132,78 +168,85 @@ def _require_alike(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None
         pairs |= {name: (earlier.protocol.get(name), plan.protocol.get(name)) for name in names}
     for name, (before, now) in pairs.items():
         if before != now:
-            raise RowsError(
-                f"{results.root} was begun with another protocol: {name} of {earlier.experiment} was "
+            raise ResultsError(
+                f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
                 f"{before}, now {now}; give the same options, or choose another directory."
             )
 
 
-def _work_through(work: Workplace, rows: Sequence[SeededRow]) -> Ending:
-    ending = Ending(rows=len(rows))
-    try:
-        left = _attempt(work, rows, ending)
-        # Whoever held them may be done by now, or gone.
-        ending.left = [row.id for row in _attempt(work, left, ending)] if left else []
-    except Stopped:
-        ending.stopped = True
-    records = {row.id: work.results.record(row.id) for row in rows}
-    ending.failed = [id for id, record in records.items() if record and "failed" in record]
-    return ending
+@contextmanager
+def _exclusive(results: ResultsDirectory) -> Iterator[None]:
+    """Wait until no other process writes plans, and let none do so within the block."""
+    with ExitStack() as stack:
+        for attempt in range(_ATTEMPTS):
+            try:
+                stack.enter_context(directory_lock(results.lock("shared")))
+                break
+            except LockError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+        yield
 
 
-def _attempt(work: Workplace, rows: Sequence[SeededRow], ending: Ending) -> list[SeededRow]:
-    """Returns the rows that others hold."""
-    left = []
+def _attempt(
+    context: Context, planned: PlannedExperiment, rows: Sequence[SeededRow], outcome: ExperimentOutcome
+) -> list[SeededRow]:
+    """Finish the rows that no other process holds; return those that one does."""
+    busy = []
     for number, row in enumerate(rows, 1):
         _log.info("row %d of %d: %s (%s)", number, len(rows), row, row.id)
         try:
-            ending.made += _ensure(work, row.task, row.id)
+            outcome.new_rows += _finish(context, planned, row.task, row.id)
         except LockError as error:
             _log.info("left to another process: %s", error)
-            left.append(row)
-    return left
+            busy.append(row)
+    return busy
 
 
-def _ensure(work: Workplace, task: Task, id: str) -> bool:
-    """Have a row finished; whether it took work."""
-    work.go_on()
-    if work.is_finished(id):
+def _finish(context: Context, planned: PlannedExperiment, task: Task, id: str) -> bool:
+    """Finish a row; return whether it took any work."""
+    context.check_stop()
+    if _is_finished(context.results, id):
         _log.info("%s is finished already", id)
         return False
-    with work.hold(id):
-        # Another process may have finished it while this one came for it.
-        if work.is_finished(id):
+    with _held(context.results, id):
+        # Another process may have finished it before this one got the lock.
+        if _is_finished(context.results, id):
             return False
-        record = _record(work, task, id)
+        record = _record(context, planned, task, id)
         if rank() == 0:
-            work.results.write_record(id, record)
-        work.wait_for_first()
+            context.results.write_record(id, record)
+        # All ranks wait for the record, so that none takes the row for unfinished.
+        broadcast_from_first(torch.zeros(1))
     return True
 
 
-def _record(work: Workplace, task: Task, id: str) -> dict[str, Any]:
+def _record(context: Context, planned: PlannedExperiment, task: Task, id: str) -> dict[str, Any]:
     if isinstance(task, CostTask):
-        return _cost_record(work, task, id)
+        return cost_record(context, task, id)
     if isinstance(task, GeneratorTask):
-        tokenizer_id = run_id(task.tokenizer, work.scale, work.images)
-        _ensure(work, task.tokenizer, tokenizer_id)
-        return generator_record(work, task, id, tokenizer_id)
-    return tokenizer_record(work, task, id)
+        tokenizer_id = run_id(task.tokenizer, planned.scale, planned.sources.fingerprint)
+        _finish(context, planned, task.tokenizer, tokenizer_id)
+        return generator_record(context, task, id, tokenizer_id)
+    return tokenizer_record(context, task, id)
 
 
-def _cost_record(work: Workplace, task: CostTask, id: str) -> dict[str, Any]:
-    ours, *others = work.crew.measure_cost(task)
-    return work.origin(task, id) | {
-        "config": task.settings(),
-        "metrics": {name: value for name, value in ours.items() if not isinstance(value, str)},
-        "others": others,
-    }
+def _is_finished(results: ResultsDirectory, id: str) -> bool:
+    """Return what the first process sees, so that all ranks agree."""
+    return bool(broadcast_from_first(torch.tensor(int(rank() == 0 and results.is_finished(id)))))
 
 
-def _names(row: SeededRow) -> tuple[str, ...]:
-    names = (row.row.row, row.row.label, row.row.group)
-    return tuple(name for name in names if name)
-
-
-def _plain(name: str) -> str:
-    return name.casefold().strip()
+@contextmanager
+def _held(results: ResultsDirectory, id: str) -> Iterator[None]:
+    """Hold a row, so that no other call works on it; `LockError` on all ranks where another call does."""
+    with ExitStack() as stack:
+        refusal = None
+        if rank() == 0:
+            try:
+                stack.enter_context(directory_lock(results.lock(id)))
+            except LockError as error:
+                refusal = error
+        if bool(broadcast_from_first(torch.tensor(int(refusal is not None)))):
+            raise refusal or LockError(f"{id} is in use by another process.")
+        yield

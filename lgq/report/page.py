@@ -16,12 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from lgq.data.images import BrokenImage, decode
-from lgq.experiments.results_directory import RowsError
 from lgq.files import make_directory, replace_file
 from lgq.report import charts
 from lgq.report.claims import count_outcomes, decide_claims
 from lgq.report.result_set import ResultSet, RunRecord, read_result_set
 from lgq.report.tables import all_tables, runs_table
+from lgq.results import ResultsError
 from lgq.training.journal import METRICS
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -126,7 +126,9 @@ def keep_results(results: str | Path, out: str | Path) -> int:
     result_set, target = read_result_set(results), Path(out)
     directory = result_set.directory
     if target.resolve() == directory.root.resolve():
-        raise RowsError(f"{out} is the results directory itself: choose another directory to keep them in.")
+        raise ResultsError(
+            f"{out} is the results directory itself: choose another directory to keep them in."
+        )
     files = [
         *directory.root.glob("experiments/*.json"),
         *directory.root.glob("rows/*.json"),

@@ -16,7 +16,8 @@ from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
 from lgq.errors import LGQError
-from lgq.experiments.results_directory import Plan, ResultsDirectory, RowsError
+from lgq.experiments.results_directory import Plan, ResultsDirectory
+from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
 
 Better = Literal["higher", "lower"]
@@ -286,14 +287,14 @@ def read_result_set(directory: str | Path) -> ResultSet:
     """Read a results directory; damaged files are left out and named in `damaged`."""
     results, damaged = ResultsDirectory(directory), dict[str, str]()
     if not results.root.is_dir():
-        raise RowsError(
+        raise ResultsError(
             f"there is no directory {directory}: give the one that `lgq experiment --out` filled."
         )
     records = _read_all(results, "rows", lambda id: _checked(results.record(id), id), damaged)
     plans = _read_all(results, "experiments", results.plan, damaged)
     if not records and not plans:
         hint = f"; damaged: {', '.join(damaged)}" if damaged else ""
-        raise RowsError(f"{directory} holds no results{hint}: run `lgq experiment` into it first.")
+        raise ResultsError(f"{directory} holds no results{hint}: run `lgq experiment` into it first.")
     runs = {id: RunRecord(record, _journal(results, id, damaged)) for id, record in records.items()}
     linked = {
         id: replace(run, tokenizer=runs.get(str(run.record.get("tokenizer")))) for id, run in runs.items()
@@ -321,9 +322,9 @@ def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any] | None:
         return None
     for name, kind in _REQUIRED.items():
         if not isinstance(record.get(name), kind):
-            raise RowsError(f"{name!r} is missing or not of type {kind.__name__}")
+            raise ResultsError(f"{name!r} is missing or not of type {kind.__name__}")
     if record["id"] != id:
-        raise RowsError(f"it is the record of {record['id']!r}")
+        raise ResultsError(f"it is the record of {record['id']!r}")
     return record
 
 
@@ -331,7 +332,7 @@ def _journal(results: ResultsDirectory, id: str, damaged: dict[str, str]) -> tup
     try:
         lines = read_records(results.run(id))
         if not all(map(_is_journal_line, lines)):
-            raise RowsError("a line is not the record of a step")
+            raise ResultsError("a line is not the record of a step")
         return tuple(lines)
     except _DAMAGE as error:
         damaged[f"runs/{id}/{METRICS}"] = _reason(error, results.run(id) / METRICS)

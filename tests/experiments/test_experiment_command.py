@@ -5,13 +5,14 @@ import re
 
 import pytest
 from PIL import Image
-from tiny_experiments import cheap_judges
+from tiny_experiments import SMOKE, cheap_networks
 
 from lgq.bench.quantizers import QuantizerRow
 from lgq.cli import main
-from lgq.cli.experiment import measure_cost
-from lgq.experiments import SCALES
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.runner import ExperimentOutcome
+from lgq.experiments.tables import EXPERIMENTS
+from lgq.experiments.tasks import measure_cost
 
 
 def command(name, images, out, *options):
@@ -20,7 +21,7 @@ def command(name, images, out, *options):
 
 
 def run(*arguments):
-    with cheap_judges():
+    with cheap_networks():
         main(command(*arguments))
 
 
@@ -32,27 +33,21 @@ def refusal(capsys, *arguments) -> str:
 
 
 def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
-    run("comparison", images, out, "--only", "LGQ", "--steps", "2")
+    options = ("--only", "LGQ", "--steps", "2", "--show", "sample:whole")
+    run("comparison", images, out, *options)
     printed = capsys.readouterr().err
     assert "row 1 of 1: LGQ, seed 0" in printed
     assert "all 1 rows are finished, 1 of them now" in printed
     results = ResultsDirectory(out)
     (record,) = results.records().values()
-    expected = ["lgq", *command("comparison", images, out, "--only", "LGQ", "--steps", "2")]
-    assert record["command"] == expected
+    assert record["command"] == ["lgq", *command("comparison", images, out, *options)]
     assert (record["config"]["loop"]["steps"], record["steps"]) == (2, 2)
     stems = {path.stem for path in results.pictures(record["id"]).iterdir()}
     assert stems >= {"reconstructions", "usage", "norms", "atlas", "overlay", "best", "median", "worst"}
     for picture in (results.originals, results.pictures(record["id"]) / "reconstructions.png"):
         with Image.open(picture) as image:
             assert image.size == (8 * 16, 16)
-
-
-def test_rows_show_what_the_user_names(images, out, capsys):
-    run("comparison", images, out, "--only", "FSQ", "--show", "sample:whole")
-    with Image.open(ResultsDirectory(out).originals) as shown:
-        assert shown.size == (8 * 16, 16)
-    assert ResultsDirectory(out).plan("comparison").shown == "sample:whole"
+    assert results.plan("comparison").shown == "sample:whole"
     assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
 
 
@@ -63,7 +58,7 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 of 7 rows are finished; training the others takes about" in printed
     assert re.search(r"FSQ, seed 0 finished 2 8,949 -", printed)
-    assert re.search(r"RotVQ, seed 0 to do 2 8,907 0\.\d min", printed)
+    assert re.search(r"LGQ, seed 0 to do 2 [89],[0-9]{3} 0\.\d min", printed)
     assert sorted((out / "one").rglob("*")) == before
     run("generation", images, out / "two", "--dry-run", "--only", "lgq")
     assert re.search(r"LGQ, seed 0 to do 4 3,[0-9]{3} 0\.\d min", " ".join(capsys.readouterr().out.split()))
@@ -74,26 +69,24 @@ def test_mistakes_are_named_in_one_line(images, out, capsys):
     for words, *arguments in (
         ("did you mean 'comparison'", "comparson", images, out),
         ("form i/n", "logits", images, out, "--shard", "1"),
-        ("0/2 to 1/2, got 2/2", "logits", images, out, "--shard", "2/2"),
+        ("from 0 to n - 1, got 2/2", "logits", images, out, "--shard", "2/2"),
         ("no row is called", "logits", images, out, "--only", "l3"),
         ("seeds must be", "logits", images, out, "--seeds", "0"),
         ("does not exist", "logits", images / "nowhere", out),
-        ("cannot write", "logits", images, images / "train" / "cat" / "0.png" / "x"),
+        ("cannot use", "logits", images, images / "train" / "cat" / "0.png" / "x"),
     ):
         assert words in refusal(capsys, *arguments), words
         assert not out.exists()
 
 
 def test_a_row_left_to_another_process_ends_in_code_75(images, out, monkeypatch, capsys):
-    from lgq.experiments.runner import Ending
-
-    left = Ending(rows=2, made=1, left=["lgq-k32"], failed=["fsq-k32"])
-    monkeypatch.setattr("lgq.cli.experiment.run_experiment", lambda *_, **__: left)
+    busy = ExperimentOutcome(EXPERIMENTS["logits"], 2, 1, busy=["lgq-k32"], failed=["fsq-k32"])
+    monkeypatch.setattr("lgq.cli.experiment.experiment", lambda **_: busy)
     with pytest.raises(SystemExit) as stop:
         run("logits", images, out)
     assert stop.value.code == 75
     printed = capsys.readouterr().err
-    for words in ("lgq-k32 is still in the hands of another process", "fsq-k32 failed", "goes on"):
+    for words in ("lgq-k32 is still in use by another process", "fsq-k32 failed", "continues"):
         assert words in printed
 
 
@@ -106,10 +99,9 @@ def test_costs_are_those_of_the_benchmark(monkeypatch):
             yield QuantizerRow(quantizer="lgq", implementation=implementation, codebook_size=32, ms=1.5,
                                floor_ms=1.0, extra_bytes=7, tokens=64)  # fmt: skip
 
-    monkeypatch.setattr("lgq.cli.experiment.run", measured)
-    ours, dense = measure_cost(SCALES["smoke"]().cost)
+    monkeypatch.setattr("lgq.experiments.tasks.run_benchmark", measured)
+    ours, dense = measure_cost(SMOKE.cost)
     assert (ours["implementation"], ours["ms"], dense["implementation"]) == ("ours", 1.5, "dense")
     assert (asked[0].quantizers, asked[0].sizes, asked[0].tokens) == (("lgq",), (32,), 64)
-    assert ours["networks_ms"] > 0
-    assert ours["share_of_step"] == 1.5 / ours["networks_ms"]
+    assert ours["share_of_step"] == 1.5 / ours["networks_ms"] > 0
     assert json.dumps(ours)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_experiments import experiment, finished
+from tiny_experiments import finished, run_tiny
 
 from lgq.experiments.results_directory import ResultsDirectory
 
@@ -21,7 +21,7 @@ def child(name: str, images: Path, out: Path, moment: Moment | None, options: di
     os.environ.update(options.pop("group", {}))
     if moment is not None:
         _arm(*moment)
-    os._exit(experiment(name, images, out, **options).exit_code)
+    os._exit(run_tiny(name, images, out, **options).exit_code)
 
 
 def _arm(call: str, where: str) -> None:
@@ -55,7 +55,7 @@ def exit_code(process: Any) -> int | None:
 def test_a_runner_that_is_killed_anywhere_ends_where_it_would_have_ended(images, out):
     undisturbed, killed = out / "undisturbed", out / "killed"
     asked: dict[str, Any] = {"only": ["FSQ"]}
-    experiment("generation", images, undisturbed, **asked)
+    run_tiny("generation", images, undisturbed, **asked)
     for moment in (
         ("replace", "experiments/generation.json"),
         ("step", "3"),
@@ -74,8 +74,8 @@ def test_a_runner_that_is_killed_anywhere_ends_where_it_would_have_ended(images,
 
 def test_two_shards_at_the_same_time_are_one_call(images, out):
     whole, parts = out / "whole", out / "parts"
-    experiment("scaling", images, whole)
-    both = [started("scaling", images, parts, shard=(i, 2)) for i in range(2)]
+    run_tiny("scaling", images, whole)
+    both = [started("scaling", images, parts, shard=f"{i}/2") for i in range(2)]
     assert [exit_code(process) for process in both] == [0, 0]
     assert finished(parts) == finished(whole)
 

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_experiments import sources_of
+from tiny_experiments import SMOKE, sources_of
 from token_sets import write_tokens
 
-from lgq.experiments import EXPERIMENTS, SCALES, named_experiment
-from lgq.experiments.plan import run_id, seeded_rows
+from lgq.errors import LGQError
+from lgq.experiments.plan import plan_rows, run_id
+from lgq.experiments.scales import SCALES, named_scale
+from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
 from lgq.quantizers import QUANTIZERS
+from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import build_generator
 from lgq.training.tokenizer_trainer import TokenizerTraining
 from lgq.training.trainer import prepare_accelerator
 
-PAPER = SCALES["imagenet256"]()
-SMOKE = SCALES["smoke"]()
+PAPER, POCKET = named_scale("imagenet256"), named_scale("pocket")
 OF_THE_QUANTIZER = ("quantizer", "codebook_size", "stages", "quantizer_options")
 
 
@@ -33,55 +35,66 @@ def options(name: str) -> list[tuple]:
 
 
 def without_quantizer(run):
-    base = SMOKE.tokenizer
-    return replace(run, **{name: getattr(base, name) for name in OF_THE_QUANTIZER})
+    return replace(run, **{name: getattr(SMOKE.tokenizer, name) for name in OF_THE_QUANTIZER})
+
+
+def training_of(run, sources) -> TokenizerTraining:
+    return TokenizerTraining(run, sources.data, sources.validation, Path(), prepare_accelerator())
 
 
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
         "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers", "temperature",
-        "cost", "scaling", "seeds", "search", "beyond",
+        "cost", "scaling", "seeds", "search", "variants",
     ]  # fmt: skip
-    assert all(each.title and each.about.endswith(".") for each in EXPERIMENTS.values())
-    ours = {name for name, each in EXPERIMENTS.items() if not each.paper}
-    assert ours == {"seeds", "search", "beyond"}
+    assert all(table.title and table.about.endswith(".") for table in EXPERIMENTS.values())
+    ours = {name for name, table in EXPERIMENTS.items() if not table.paper}
+    assert ours == {"seeds", "search", "variants"}
+    with pytest.raises(LGQError, match="unknown experiment 'comparision': did you mean 'comparison'"):
+        named_experiment("comparision")
+    with pytest.raises(LGQError, match="unknown scale 'pokcet': did you mean 'pocket'"):
+        named_scale("pokcet")
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_rows_of_a_table_differ_in_the_quantizer_alone(name, scale):
+    asked = tasks(name, named_scale(scale))
     runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
-            for task in tasks(name, SCALES[scale]()) if not isinstance(task, CostTask)]  # fmt: skip
+            for task in asked if not isinstance(task, CostTask)]  # fmt: skip
     if name == "search":
         runs = [replace(run, learning_rate=runs[0].learning_rate, loss=runs[0].loss) for run in runs]
     assert all(without_quantizer(run) == without_quantizer(runs[0]) for run in runs)
-    generators = [task.run for task in tasks(name, SCALES[scale]()) if isinstance(task, GeneratorTask)]
+    generators = [task.run for task in asked if isinstance(task, GeneratorTask)]
     assert all(run == generators[0] for run in generators)
-    subsets = {task.images for task in tasks(name, SCALES[scale]()) if isinstance(task, TokenizerTask)}
-    assert len(subsets) <= 1
+    assert len({task.images for task in asked if isinstance(task, TokenizerTask)}) <= 1
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_scale_is_one_protocol_for_training_and_for_tables(scale):
+    tables, run = named_scale(scale), named_run(f"{scale}-lgq")
+    for base in (tables.tokenizer, tables.ablation.run, tables.search.run):
+        assert replace(base, loop=run.loop, rfid_images=run.rfid_images) == run
+    assert tables.generator == named_generator(scale)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_rows_have_names_of_their_own(name):
     rows = EXPERIMENTS[name].rows(PAPER)
-    assert len({row.row for row in rows}) == len(rows)
-    assert len({(row.group, row.label) for row in rows}) == len(rows)
+    assert len({row.row for row in rows}) == len({(row.group, row.label) for row in rows}) == len(rows)
 
 
 def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images):
-    sources = sources_of(images)
     seen = []
-    for task in tasks("comparison", SMOKE) + tasks("beyond", SMOKE):
-        training = TokenizerTraining(
-            task.run, sources.data, sources.validation, Path(), prepare_accelerator()
-        )
+    for task in tasks("comparison", SMOKE) + tasks("variants", SMOKE):
+        training = training_of(task.run, sources_of(images))
         parts = (training.tokenizer.encoder, training.tokenizer.decoder)
         start = torch.cat([p.detach().flatten().clone() for part in parts for p in part.parameters()])
         batches = []
         for step in range(4):
             training.train_step(step)
             batches += training.describe_batch()
-        # After training, in which quantizers may draw what random numbers they like.
+        # After training, in which quantizers may draw any number of random numbers.
         seen.append((start, batches, training._next_images()))
     assert len(seen) == 15
     for start, batches, crops in seen[1:]:
@@ -91,13 +104,7 @@ def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images
 
 
 def test_another_seed_is_another_start_and_another_stream(images):
-    sources = sources_of(images)
-    first, second = (
-        TokenizerTraining(
-            SMOKE.row().seeded(seed).run, sources.data, sources.data, Path(), prepare_accelerator()
-        )
-        for seed in range(2)
-    )
+    first, second = (training_of(SMOKE.row().seeded(seed).run, sources_of(images)) for seed in range(2))
     for part in ("encoder.stem.weight", "quantizer.codebook"):
         assert not torch.equal(first.tokenizer.get_parameter(part), second.tokenizer.get_parameter(part))
     assert not torch.equal(first._next_images(), second._next_images())
@@ -108,28 +115,24 @@ def test_generators_begin_alike_whatever_the_tokenizer(tmp_path):
     for task in tasks("generation", SMOKE):
         run = task.tokenizer.run
         tokenizer = Tokenizer(run.backbone, run.quantizer, run.codebook_size)
-        drawn = torch.zeros(2, 4, 4, dtype=torch.int64)
-        tokens = write_tokens(tmp_path / run.quantizer, drawn, codebook_size=32, factor=4)
+        zeros = torch.zeros(2, 4, 4, dtype=torch.int64)
+        tokens = write_tokens(tmp_path / run.quantizer, zeros, codebook_size=32, factor=4)
         start = build_generator(task.run, tokens, tokenizer).transformer.state_dict()
         starts.append(torch.cat([tensor.flatten() for tensor in start.values()]))
     assert all(torch.equal(start, starts[0]) for start in starts)
 
 
-def test_the_comparison_is_of_every_quantizer_at_one_size():
-    assert {task.run.quantizer for task in tasks("comparison")} == set(QUANTIZERS)
-    assert {task.run.codebook_size for task in tasks("comparison")} == {16_384}
-    assert all(task.run.quantizer_options == {} for task in tasks("comparison"))
-
-
-def test_the_sweep_is_of_every_quantizer_over_the_papers_sizes():
-    pairs = {(task.run.quantizer, task.run.codebook_size) for task in tasks("codebook-size")}
+def test_the_comparison_and_the_sweep_are_of_every_quantizer():
     sizes = (4_096, 8_192, 16_384, 32_768, 65_536)
-    assert pairs == {(name, size) for name in QUANTIZERS for size in sizes}
+    for name, expected in (("comparison", (16_384,)), ("codebook-size", sizes)):
+        pairs = [(task.run.quantizer, task.run.codebook_size) for task in tasks(name)]
+        assert sorted(pairs) == sorted(product(QUANTIZERS, expected))
+        assert all(task.run.quantizer_options == {} for task in tasks(name))
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_quantizer_is_searched_with_every_setting_and_the_scales_own_is_among_them(scale):
-    scale = SCALES[scale]()
+    scale = named_scale(scale)
     runs = [task.run for task in tasks("search", scale)]
     searched = list(product(scale.searched_l1, scale.searched_rates, QUANTIZERS))
     assert sorted((run.loss.l1, run.learning_rate, run.quantizer) for run in runs) == sorted(searched)
@@ -148,7 +151,7 @@ def test_the_ablations_are_the_papers():
     ]  # fmt: skip
     assert options("logits") == [("l2",), ("dot",)]
     for task in tasks("regularizers") + tasks("temperature"):
-        # 50,000 images ten times, in 32 at a time.
+        # 50,000 images for ten epochs, 32 per step.
         assert (task.images, task.steps, task.run.codebook_size) == (50_000, 15_625, 16_384)
 
 
@@ -159,9 +162,8 @@ def test_scaling_is_lgq_against_ibq_at_matched_steps():
 
 
 def test_generation_is_on_the_papers_five_tokenizers():
-    assert {task.tokenizer.run.quantizer for task in tasks("generation")} == {
-        "lgq", "ibq", "simvq", "fsq", "rotvq",
-    }  # fmt: skip
+    names = {task.tokenizer.run.quantizer for task in tasks("generation")}
+    assert names == {"lgq", "ibq", "simvq", "fsq", "rotvq"}
     assert [task.tokenizer for task in tasks("generation")] == tasks("geometry")
     assert (PAPER.measuring.samples, PAPER.measuring.sampling_seeds) == (50_000, (0, 1, 2, 3))
 
@@ -169,14 +171,14 @@ def test_generation_is_on_the_papers_five_tokenizers():
 def test_the_cost_table_has_the_papers_rows():
     timed = {(task.quantizer, task.codebook_size) for task in tasks("cost")}
     k = 16_384
-    assert timed >= {("fsq", k), ("fsq", 4 * k), ("simvq", k), ("simvq", 4 * k)}
-    assert timed >= {("ibq", k), ("ibq", 4 * k), ("ibq", 16 * k)}
-    assert timed >= {("lgq", k // 4), ("lgq", k), ("lgq", 4 * k), ("lgq", 16 * k)}
+    assert timed >= {(name, size) for name in ("fsq", "simvq", "ibq", "lgq") for size in (k, 4 * k)}
+    assert timed >= {("ibq", 16 * k), ("lgq", k // 4), ("lgq", 16 * k)}
+    assert {name for name, _ in timed} == set(QUANTIZERS)
     assert {(task.tokens, task.dim) for task in tasks("cost")} == {(32 * 256, 64)}
 
 
-def test_beyond_varies_what_the_paper_leaves_open():
-    varied = [task.run.quantizer_options | {"stages": task.run.stages} for task in tasks("beyond")]
+def test_variants_change_what_the_paper_leaves_open():
+    varied = [task.run.quantizer_options | {"stages": task.run.stages} for task in tasks("variants")]
     for expected in (
         {"tau_start": 2.0, "tau_end": 0.1, "stages": 1},
         {"sync_usage": True, "stages": 1},
@@ -185,71 +187,53 @@ def test_beyond_varies_what_the_paper_leaves_open():
         {"diversity_scale": "tokens", "stages": 1},
     ):
         assert expected in varied
-    pocket = SCALES["pocket"]()
-    tokens = pocket.tokenizer.batch_size * (64 // 8) ** 2
-    scaled = next(row.task for row in EXPERIMENTS["beyond"].rows(pocket) if row.row == "tokens-scaled")
-    assert scaled.run.codebook_size > tokens
+    scaled = next(row.task for row in EXPERIMENTS["variants"].rows(POCKET) if row.row == "tokens-scaled")
+    assert scaled.run.codebook_size > POCKET.tokenizer.batch_size * (64 // 8) ** 2
 
 
-def test_equal_settings_are_one_run_whichever_table_asks():
-    pocket, ids = SCALES["pocket"](), {}
-    for name, each in EXPERIMENTS.items():
-        for row in seeded_rows(each, pocket, "images", 1):
-            ids.setdefault(row.id, set()).add(name)
-    default = run_id(pocket.row(), pocket, "images")
+def test_equal_settings_are_one_run_whichever_table_asks(images):
+    sources, tables_of = sources_of(images), {}
+    for name, table in EXPERIMENTS.items():
+        for row in plan_rows(table, POCKET, sources, "nowhere", seeds=1).rows:
+            tables_of.setdefault(row.id, set()).add(name)
+    default = run_id(POCKET.row(), POCKET, sources.fingerprint)
     assert default.startswith("lgq-k1024-s0-")
-    assert ids[default] == {
-        "comparison", "codebook-size", "logits", "geometry", "scaling", "seeds", "beyond",
+    assert tables_of[default] == {
+        "comparison", "codebook-size", "logits", "geometry", "scaling", "seeds", "variants",
     }  # fmt: skip
-    # Which have fewer steps, and so share a run of their own.
-    assert ids[run_id(pocket.ablated(), pocket, "images")] == {"regularizers", "temperature"}
+    # Ablations have fewer steps, and so share a run of their own.
+    assert tables_of[run_id(POCKET.ablated(), POCKET, sources.fingerprint)] == {"regularizers", "temperature"}
 
 
-def test_whatever_changes_a_record_changes_the_id():
+def test_whatever_changes_a_record_changes_the_id_and_nothing_else_does():
     base = SMOKE.row()
     variants = [
         run_id(base, SMOKE, "images"),
         run_id(base, SMOKE, "other images"),
         run_id(base.seeded(1), SMOKE, "images"),
         run_id(replace(base, images=5), SMOKE, "images"),
+        run_id(replace(base, metric_networks=False), SMOKE, "images"),
         run_id(SMOKE.row(tau_end=0.2), SMOKE, "images"),
-        run_id(SMOKE.adjusted(steps=5, generator_steps=None, precision=None).row(), SMOKE, "images"),
-        run_id(SMOKE.adjusted(steps=None, generator_steps=None, precision="bf16").row(), SMOKE, "images"),
+        run_id(SMOKE.adjusted(steps=5).row(), SMOKE, "images"),
+        run_id(SMOKE.adjusted(precision="bf16").row(), SMOKE, "images"),
         run_id(base, replace(SMOKE, measuring=PAPER.measuring), "images"),
     ]
     assert len(set(variants)) == len(variants)
-
-
-def test_what_changes_no_record_changes_no_id():
-    base = SMOKE.row()
     loop = replace(base.run.loop, keep=9, checkpoint_every=7, log_every=3)
-    other = replace(base, run=replace(base.run, workers=3, loop=loop, quantizer_options={"tau_end": 0.1}))
-    assert run_id(other, SMOKE, "images") == run_id(base, SMOKE, "images")
+    same = replace(base, run=replace(base.run, workers=3, loop=loop, quantizer_options={"tau_end": 0.1}))
+    assert run_id(same, SMOKE, "images") == variants[0]
 
 
 def test_the_fingerprint_of_images_does_not_depend_on_their_place(images, tmp_path):
     shutil.copytree(images, tmp_path / "copy")
-    assert sources_of(tmp_path / "copy").fingerprint() == sources_of(images).fingerprint()
+    assert sources_of(tmp_path / "copy").fingerprint == sources_of(images).fingerprint
     next((tmp_path / "copy" / "val" / "cat").iterdir()).unlink()
-    assert sources_of(tmp_path / "copy").fingerprint() != sources_of(images).fingerprint()
+    assert sources_of(tmp_path / "copy").fingerprint != sources_of(images).fingerprint
 
 
-def test_lengths_and_precision_are_adjusted_for_all_rows_alike():
-    scale = SCALES["pocket"]().adjusted(steps=400, generator_steps=300, precision="bf16")
+def test_steps_and_precision_are_adjusted_for_all_rows_alike():
+    scale = POCKET.adjusted(steps=400, generator_steps=300, precision="bf16")
     for run in (scale.tokenizer, scale.ablation.run, scale.search.run):
-        assert (run.loop.steps, run.loop.validate_every, run.schedule.warmup_steps) == (400, 40, 40)
-        assert run.precision == "bf16"
-    assert (scale.generator.loop.steps, scale.generator.precision) == (300, "bf16")
-
-
-def test_pocket_trains_all_with_one_cosine_and_l1_alone():
-    run = SCALES["pocket"]().tokenizer
-    assert (run.learning_rate, run.schedule.kind, run.precision) == (1e-3, "cosine", "bf16")
-    assert (run.loss.l1, run.loss.lpips, run.loss.gan, run.best_by) == (10, 0, 0, "l1")
-    assert (run.loop.steps, SCALES["pocket"]().ablation.steps) == (1_000, 500)
-    assert SCALES["pocket"]().measuring.images == 1_000
-
-
-def test_an_unknown_experiment_names_its_nearest_neighbour():
-    with pytest.raises(ValueError, match="unknown experiment 'comparision': did you mean 'comparison'"):
-        named_experiment("comparision")
+        assert (run.loop.steps, run.loop.validate_every, run.precision) == (400, 40, "bf16")
+    generator = scale.generator
+    assert (generator.loop.steps, generator.schedule.warmup_steps, generator.precision) == (300, 30, "bf16")

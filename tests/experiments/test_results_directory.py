@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory, RowsError
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.files import sealed_json, unsealed_json
+from lgq.results import ResultsError
 
 
 def planned(row: str, seed: int = 0) -> PlannedRow:
@@ -64,7 +65,7 @@ def test_a_damaged_record_is_named(content, tmp_path):
     results = ResultsDirectory(tmp_path)
     results.write_record("a-0", {})
     (tmp_path / "rows" / "a-0.json").write_text(content)
-    with pytest.raises(RowsError, match=r"a-0.json.*run its experiment again"):
+    with pytest.raises(ResultsError, match=r"a-0.json.*run its experiment again"):
         results.record("a-0")
 
 
@@ -73,7 +74,7 @@ def test_a_changed_record_and_one_without_a_checksum_are_refused(change, tmp_pat
     results, file = ResultsDirectory(tmp_path), tmp_path / "rows" / "a-0.json"
     results.write_record("a-0", {"psnr": 21.5})
     file.write_text(change(file.read_text()))
-    with pytest.raises(RowsError, match=r"a-0.json has other bytes than were written: remove it"):
+    with pytest.raises(ResultsError, match=r"a-0.json has other bytes than were written: remove it"):
         results.record("a-0")
 
 
@@ -82,5 +83,5 @@ def test_a_plan_of_another_version_is_named(tmp_path):
     results.write_plan(PLAN)
     file = tmp_path / "experiments" / "comparison.json"
     file.write_bytes(sealed_json(unsealed_json(file.read_bytes()) | {"news": 1}))
-    with pytest.raises(RowsError, match=r"comparison.json is no plan that this lgq knows.*news"):
+    with pytest.raises(ResultsError, match=r"comparison.json is no plan that this version.*news"):
         results.plans()

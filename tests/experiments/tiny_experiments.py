@@ -1,4 +1,4 @@
-"""Experiments of seconds: cheap judges, small pictures of two classes, and what a results directory holds."""
+"""Experiments that take seconds: a cheap Inception, small pictures, no drawing and no timing."""
 
 import json
 import sys
@@ -14,32 +14,24 @@ from cheap_inception import FEATURES, CheapInception
 from PIL import Image
 
 from lgq.data import FolderDataset
-from lgq.experiments import SCALES, Experiment, named_experiment
-from lgq.experiments.plan import Sources
+from lgq.experiments.plan import Experiment, plan_rows
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.runner import Ending, run_experiment
-from lgq.experiments.tasks import CostTask
-from lgq.experiments.workplace import Crew, Drawable
+from lgq.experiments.runner import ExperimentOutcome, run_planned
+from lgq.experiments.scales import Scale, named_scale
+from lgq.experiments.tables import named_experiment
+from lgq.experiments.tasks import CostTask, Sources
 from lgq.metrics.metric_networks import MetricNetworks
 
-PNG = b"a picture"
+SMOKE = named_scale("smoke")
 NO_BOARD = SimpleNamespace(add_scalar=lambda *_: None, flush=lambda: None, close=lambda: None)
 NO_TENSORBOARD = SimpleNamespace(SummaryWriter=lambda *_, **__: NO_BOARD)
 UNLIKE = ("seconds", "environment", "command")
-"""Of a record: what differs between machines and calls."""
+"""Parts of a record that differ between machines and calls."""
 
 
-def draw(drawable: Drawable) -> dict[str, bytes]:
-    assert drawable.evaluation.scores
-    return {"usage": PNG + str(drawable.study.usage.tokens).encode()}
-
-
-def measure_cost(task: CostTask) -> list[dict[str, Any]]:
+def fixed_cost(task: CostTask) -> list[dict[str, Any]]:
     ours = {"quantizer": task.quantizer, "implementation": "ours", "ms": 2.0, "extra_bytes": 64}
     return [ours, ours | {"implementation": "dense", "ms": None}]
-
-
-CREW = Crew(draw=draw, measure_cost=measure_cost)
 
 
 def paint(folder: Path) -> Path:
@@ -56,31 +48,45 @@ def paint(folder: Path) -> Path:
 
 def sources_of(images: Path) -> Sources:
     data, validation = FolderDataset(images / "train"), FolderDataset(images / "val")
-    return Sources(data=data, validation=validation, named=("train", "val"), shown=validation, shown_as="val")
+    return Sources(data=data, validation=validation, shown=validation, names=("train", "val", "val"))
 
 
 @contextmanager
-def cheap_judges() -> Iterator[None]:
-    network = CheapInception()
+def cheap_networks() -> Iterator[None]:
+    """Within, metrics take a small random network, and no event files are written."""
+    networks = MetricNetworks(
+        None, CheapInception(), {"lpips": "too slow for tests", "inception_score": "no classifier"}
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch.utils.tensorboard", NO_TENSORBOARD)
-        for place in ("quality", "generation", "reference"):
-            patch.setattr(f"lgq.metrics.{place}.FEATURES", FEATURES)
-        judges = MetricNetworks(None, network, {"lpips": "too slow for tests", "inception_score": "likewise"})
+        for module in ("quality", "generation", "reference"):
+            patch.setattr(f"lgq.metrics.{module}.FEATURES", FEATURES)
         for name in ("judges_at_hand", "judges_of_generation"):
-            patch.setattr(f"lgq.experiments.workplace.{name}", lambda device: judges)
+            patch.setattr(f"lgq.experiments.tasks.{name}", lambda device: networks)
         yield
 
 
-def experiment(name: str | Experiment, images: Path, out: Path, **options: Any) -> Ending:
-    asked = named_experiment(name) if isinstance(name, str) else name
-    scale = SCALES["smoke"]()
-    with cheap_judges():
-        return run_experiment(asked, scale, sources_of(images), out, **({"crew": CREW} | options))
+def run_tiny(
+    table: str | Experiment,
+    images: Path | Sources,
+    out: Path,
+    *,
+    scale: Scale = SMOKE,
+    draw: Any = lambda study, **_: {"usage": str(study.usage.tokens).encode()},
+    **options: Any,
+) -> ExperimentOutcome:
+    """Run an experiment at smoke scale, without drawing and timing."""
+    asked = named_experiment(table) if isinstance(table, str) else table
+    sources = images if isinstance(images, Sources) else sources_of(images)
+    with cheap_networks(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lgq.experiments.tasks.measure_cost", fixed_cost)
+        patch.setattr("lgq.experiments.tasks.draw_extremes", lambda *_: {})
+        patch.setattr("lgq.experiments.tasks.draw_study", draw)
+        return run_planned(plan_rows(asked, scale, sources, out, **options))
 
 
 def finished(out: Path) -> dict[str, Any]:
-    """Records and pictures, without what differs between calls."""
+    """Return records and pictures, without what differs between calls."""
     results = ResultsDirectory(out)
     records = {
         id: {name: value for name, value in record.items() if name not in UNLIKE}

@@ -13,8 +13,8 @@ from faults.fault import Attempt, Fault
 from faults.lab import Lab, contents
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
-from lgq.experiments.results_directory import ResultsDirectory, RowsError
-from lgq.results import append_result, read_results
+from lgq.experiments.results_directory import ResultsDirectory
+from lgq.results import ResultsError, append_result, read_results
 
 RECORDS = [{"kind": "tokenizer", "seed": seed, "metrics": {"psnr": 20.0 + seed}} for seed in range(3)]
 
@@ -55,7 +55,7 @@ def _rows(lab: Lab, damage: Damage) -> int:
         for record in RECORDS:
             results.write_record(f"row-{record['seed']}", record)
         damage(folder / "rows" / "row-1.json")
-        refusal(lambda: results.record("row-1"), RowsError)
+        refusal(lambda: results.record("row-1"), ResultsError)
         assert [results.record(f"row-{seed}") for seed in (0, 2)] == [RECORDS[0], RECORDS[2]]
     return 0
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from result_sets import FakeRow, Line, result_set_of
 
-from lgq.experiments import EXPERIMENTS
+from lgq.experiments.tables import EXPERIMENTS
 from lgq.report.claims import (
     Finding,
     Leads,

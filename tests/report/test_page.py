@@ -11,10 +11,11 @@ from PIL import Image
 from result_sets import FakeRow, comparison_rows, write_results
 
 from lgq.cli.report import Report
-from lgq.experiments.results_directory import ResultsDirectory, RowsError
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.report.page import report_page, write_report
 from lgq.report.result_set import read_result_set
 from lgq.report.tables import NOT_GIVEN, build_table, paper_tables
+from lgq.results import ResultsError
 
 HOSTILE = '<script>alert("1")</script>'
 VOID = {"meta", "img", "br", "line", "path", "circle"}
@@ -71,7 +72,7 @@ def checked(page: str) -> Checker:
 
 @pytest.fixture
 def results(tmp_path: Path) -> ResultsDirectory:
-    written = write_results(tmp_path / "results", {"comparison": ROWS, "beyond": ROWS})
+    written = write_results(tmp_path / "results", {"comparison": ROWS, "variants": ROWS})
     for row in ROWS:
         written.write_pictures(row.ids("comparison")[0], {"reconstructions": png(), "usage": png()})
     written.originals.write_bytes(png())
@@ -168,7 +169,7 @@ def test_no_results_are_one_clear_line(tmp_path, made):
     place = tmp_path / "nothing"
     if made:
         place.mkdir()
-    with pytest.raises(RowsError, match="lgq experiment") as refusal:
+    with pytest.raises(ResultsError, match="lgq experiment") as refusal:
         write_report(place, tmp_path / "report.html")
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "report.html").exists()
@@ -200,7 +201,7 @@ def test_what_is_kept_gives_the_same_page_without_weights(results, tmp_path, cap
 
 
 def test_results_are_not_kept_in_themselves(results, tmp_path):
-    with pytest.raises(RowsError, match="choose another directory"):
+    with pytest.raises(ResultsError, match="choose another directory"):
         Report(results=results.root, out=tmp_path / "page.html", keep=results.root).run()
 
 

@@ -5,7 +5,8 @@ import pytest
 from result_sets import FakeRow, comparison_rows, result_set_of
 from scipy import stats
 
-from lgq.experiments import EXPERIMENTS, SCALES
+from lgq.experiments.scales import SCALES
+from lgq.experiments.tables import EXPERIMENTS
 from lgq.report.result_set import ResultSet
 from lgq.report.tables import COLUMNS, NOT_GIVEN, Column, build_table, own_table, paired_table, paper_tables
 
