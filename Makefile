@@ -17,7 +17,7 @@ faults: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m faults
 
 fuzz: $(VENV)/.installed
-	$(BIN)/python scripts/fuzz.py
+	PYTHONPATH=tests $(BIN)/python -m fuzz
 
 weights: $(VENV)/.installed
 	$(BIN)/lgq weights fetch

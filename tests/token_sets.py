@@ -21,6 +21,7 @@ def write_tokens(
     fingerprint: str = "nobody's",
     factor: int = 2,
     shard_size: int = 1_000,
+    broken: dict[str, str] | None = None,
 ) -> TokenDataset:
     """tokens: (images, h, w) or (images, h, w, stages); labels: -1 for none, as everywhere without."""
     count = len(tokens)
@@ -42,6 +43,6 @@ def write_tokens(
         part = slice(shard * shard_size, (shard + 1) * shard_size)
         names = [f"{i}.png" for i in range(count)[part]]
         mirrored = None if flipped is None else flipped[part]
-        writer.write(shard, [EncodedBatch(tokens[part], mirrored, numbers[part], names)], {})
+        writer.write(shard, [EncodedBatch(tokens[part], mirrored, numbers[part], names)], broken or {})
     writer.finish()
     return TokenDataset(folder)

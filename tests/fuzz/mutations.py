@@ -1,9 +1,9 @@
-"""Hostile bytes: valid files with a few wrong ones, and files that are right in form and wrong in content.
+"""Hostile bytes: valid files with a few wrong bytes, and files of valid form with wrong content.
 
     mutate(seeds, kind, random)     # the same random state gives the same bytes
 
-Half of all cases are changes of bytes that know no format. The others know it: they change a value of the
-JSON, a header of the tar file and its checksum, a chunk of the PNG file and its CRC, and so on.
+Half of all mutations ignore the format. The others know it: they change a value in JSON, a header of a tar
+file with its checksum, a chunk of a PNG file with its CRC, and so on.
 """
 
 import io
@@ -19,55 +19,36 @@ from typing import Any
 
 Mutation = Callable[[bytes, Random], bytes]
 
-_NUMBERS = (
-    0,
-    1,
-    2,
-    7,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**63 - 1,
-    2**64 - 1,
-)
-_TEXTS = (
-    b"9" * 5_000,
-    b"1e999",
-    b"-1",
-    b"NaN",
-    b"-Infinity",
-    b"18446744073709551616",
-    b"0x10",
-    b"1e-999",
-    b"0.5",
-)
+_NUMBERS = (0, 1, 2, 7, *(2**i + d for i in (7, 8, 15, 16, 31, 32, 63) for d in (-1, 0)), 2**64 - 1)
+_TEXTS = (b"9" * 5_000, *b"1e999 -1 NaN -Infinity 18446744073709551616 0x10 1e-999 0.5".split())
 _PIECES = (
     b"\xff\xfe\xfd", b"\xed\xa0\x80", b"\x00", b"\r\n", b"\x1b[31m", b'"', b"{", b"}", b"[", b"]", b",", b":",
     b"null", b"true", b"../../", b"/", b"%s%n", b"<script>", "é\u2028".encode(),
 )  # fmt: skip
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63, 10**30,
-    10**4_000,
-    "", "0", "x", "x" * 20_000, "\ud800", "../../etc/passwd", "/dev/zero", "a\nb\x1b[31m\x00", "<script>",
-    [], {}, [[]], [None], [1, 2, 3], {"a": 1}, [{}] * 3, [10**9] * 3, {"": ""}, [0] * 3_000,
+    10**4_000, "", "0", "x", "x" * 20_000, "\ud800", "../../etc/passwd", "/dev/zero", "a\nb\x1b[31m\x00",
+    "<script>", [], {}, [[]], [None], [1, 2, 3], {"a": 1}, [{}] * 3, [10**9] * 3, {"": ""}, [0] * 3_000,
 )  # fmt: skip
+_WORDS = (b"", b"9" * 5_000, *b"--help --data -1 1e999 nan [[ { null \x1b[31m --x".split(b" "))
+_TAR_FIELDS = ((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155))
+_TAR_NAMES = ("a.png", "../a.png", "/a.jpg", "a.cls", "b/..", "a\nb.png", "é.png")
+_PAX_KEYS = ("size", "path", "mtime", "GNU.sparse.map", "GNU.sparse.size", "hdrcharset", "uid")
+_PAX_VALUES = ("-1", "1e999", "9" * 30, "a", "1,2,3", "BINARY", "\x00")
+_PNG_CHUNKS = b"tEXt zTXt iTXt iCCP eXIf tRNS PLTE acTL fcTL gAMA".split()
+_OPCODES = tuple(opcode.code.encode("latin-1") for opcode in pickletools.opcodes)
 
 
 def mutate(seeds: Sequence[bytes], kind: str, random: Random) -> bytes:
-    """A case; some have been through several changes."""
+    """Make one hostile file with one to three mutations."""
     data = random.choice(seeds)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
-        knowing = _OF_KIND.get(kind, ())
-        if knowing and random.random() < 0.5:
-            data = random.choice(knowing)(data, random)
+        of_kind = OF_KIND.get(kind, ())
+        if of_kind and random.random() < 0.5:
+            data = random.choice(of_kind)(data, random)
         elif random.random() < 0.1:
-            data = _splice(data, random.choice(seeds), random)
+            tail = random.choice(seeds)
+            data = data[: _place(data, random)] + tail[_place(tail, random) :]
         else:
             data = random.choice(_BLIND)(data, random)
     return data
@@ -103,7 +84,7 @@ def _remove(data: bytes, random: Random) -> bytes:
 
 
 def _overwrite(data: bytes, random: Random) -> bytes:
-    """Numbers at the limits of their types, as wrong lengths and offsets are."""
+    """Write a number at the limit of its type, as a wrong length or offset."""
     place, number = _place(data, random), random.choice(_NUMBERS)
     size, order = random.choice((1, 2, 4, 8)), random.choice("<>")
     field = struct.pack(f"{order}Q", number)
@@ -116,11 +97,7 @@ def _repeat(data: bytes, random: Random) -> bytes:
     return data[:last] + data[first:last] * random.choice((1, 2, 50)) + data[last:]
 
 
-def _splice(data: bytes, other: bytes, random: Random) -> bytes:
-    return data[: _place(data, random)] + other[_place(other, random) :]
-
-
-def _new_number(data: bytes, random: Random) -> bytes:
+def _replace_digit(data: bytes, random: Random) -> bytes:
     digits = [i for i, byte in enumerate(data[:20_000]) if chr(byte).isdigit()]
     if not digits:
         return _overwrite(data, random)
@@ -129,12 +106,12 @@ def _new_number(data: bytes, random: Random) -> bytes:
 
 
 _BLIND: tuple[Mutation, ...] = (
-    _flip_bits, _flip_bits, _cut, _insert, _remove, _overwrite, _overwrite, _repeat, _new_number,
+    _flip_bits, _flip_bits, _cut, _insert, _remove, _overwrite, _overwrite, _repeat, _replace_digit,
 )  # fmt: skip
 
 
 def _change_json(data: bytes, random: Random) -> bytes:
-    """Another value, a lost, renamed or added field, somewhere within."""
+    """Replace a value, or drop, rename or add a field, anywhere inside."""
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -147,23 +124,18 @@ def _dump(content: Any) -> bytes:
 
 
 def _changed(content: Any, random: Random) -> Any:
-    inside = (
-        [*content]
-        if isinstance(content, dict)
-        else [*range(len(content))]
-        if isinstance(content, list)
-        else []
-    )
-    if not inside or random.random() < 0.15:
+    keys: list[Any] = []
+    if isinstance(content, dict | list):
+        keys = [*content] if isinstance(content, dict) else [*range(len(content))]
+    if not keys or random.random() < 0.15:
         return random.choice(_VALUES)
-    key, action = random.choice(inside), random.random()
+    key, action = random.choice(keys), random.random()
     content = content.copy()
     if action < 0.1:
         del content[key]
     elif action < 0.2 and isinstance(content, dict):
-        content[random.choice(("", "x", "step", "id", "class", "__metadata__", str(key) + "s"))] = (
-            content.pop(key)
-        )
+        name = random.choice(("", "x", "step", "id", "class", "__metadata__", str(key) + "s"))
+        content[name] = content.pop(key)
     elif action < 0.25:
         content = content | {"more": 1} if isinstance(content, dict) else [*content, content[key]]
     else:
@@ -172,7 +144,7 @@ def _changed(content: Any, random: Random) -> Any:
 
 
 def _nest(data: bytes, random: Random) -> bytes:
-    """Brackets within brackets, where a value stands."""
+    """Insert deeply nested brackets in place of a value."""
     depth = random.choice((50, 900, 1_100, 100_000))
     opening, closing = random.choice(((b"[", b"]"), (b'{"a":', b"}")))
     places = [i + 1 for i, byte in enumerate(data[:20_000]) if byte == ord(":")] or [0]
@@ -180,7 +152,7 @@ def _nest(data: bytes, random: Random) -> bytes:
     return data[:place] + opening * depth + b"1" + closing * depth + b"," + data[place:]
 
 
-def _double_key(data: bytes, random: Random) -> bytes:
+def _repeat_key(data: bytes, random: Random) -> bytes:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
@@ -201,57 +173,43 @@ def _change_line(data: bytes, random: Random) -> bytes:
 
 
 def _change_safetensors(data: bytes, random: Random) -> bytes:
-    """Another header of the right length."""
-    size = int.from_bytes(data[:8], "little")
-    header = data[8 : 8 + min(size, len(data))]
-    changed = _change_json(header, random)
-    if random.random() < 0.3:
-        changed = random.choice((_nest, _double_key))(header, random)
-    return len(changed).to_bytes(8, "little") + changed + data[8 + min(size, len(data)) :]
-
-
-_FIELDS = ((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8), (345, 155))
+    """Change the header, and keep its length right."""
+    size = min(int.from_bytes(data[:8], "little"), len(data))
+    change = random.choice((_nest, _repeat_key)) if random.random() < 0.3 else _change_json
+    header = change(data[8 : 8 + size], random)
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
 
 def _change_tar(data: bytes, random: Random) -> bytes:
-    """Another field of a header, with a checksum that fits."""
+    """Change a field of a header, and keep its checksum right."""
     if len(data) < 512:
         return _insert(data, random)
     start = 512 * random.randrange(len(data) // 512)
     header = bytearray(data[start : start + 512])
-    offset, size = random.choice(_FIELDS)
+    offset, size = random.choice(_TAR_FIELDS)
     number = random.choice((f"{random.choice(_NUMBERS):o}".encode(), b"-1", b"\x80" + bytes(7) + b"\xff" * 4))
-    text = random.choice((number, random.choice(_PIECES), random.randbytes(size), b"12345678xgSLKDV7"[:1]))
+    text = random.choice((number, random.choice(_PIECES), random.randbytes(size)))
     if size == 1:
-        text = random.choice((b"0", b"1", b"2", b"3", b"5", b"7", b"x", b"g", b"S", b"L", b"K", b"\0", b"V"))
+        text = bytes([random.choice(b"012357xgSLK\0V")])
     header[offset : offset + size] = text[:size].ljust(size, b"\0")
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     return data[:start] + bytes(header) + data[start + 512 :]
 
 
-def _other_tar(data: bytes, random: Random) -> bytes:
-    """Members of every kind, by any name, with extended headers that say anything."""
+def _make_tar(data: bytes, random: Random) -> bytes:
+    """A new tar file: members of every kind and name, with arbitrary extended headers."""
     buffer = io.BytesIO()
     style = random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT))
     with tarfile.open(fileobj=buffer, mode="w", format=style) as tar:
         for _ in range(random.randint(1, 4)):
-            member = tarfile.TarInfo(
-                random.choice(("a.png", "../a.png", "/a.jpg", "a.cls", "b/..", "a\nb.png", "é.png"))
-            )
-            member.type = (
-                random.choice(b"01234567xSLK").to_bytes(1, "little") if random.random() < 0.5 else b"0"
-            )
+            member = tarfile.TarInfo(random.choice(_TAR_NAMES))
+            member.type = bytes([random.choice(b"01234567xSLK")]) if random.random() < 0.5 else b"0"
             member.linkname = random.choice(("", "a.png", "/etc/passwd", "../../x"))
             content = random.choice((b"", b"1", b"-1", data[:600], random.randbytes(40)))
             member.size = len(content)
             if style == tarfile.PAX_FORMAT and random.random() < 0.5:
-                key = random.choice(
-                    ("size", "path", "mtime", "GNU.sparse.map", "GNU.sparse.size", "hdrcharset", "uid")
-                )
-                member.pax_headers = {
-                    key: random.choice(("-1", "1e999", "9" * 30, "a", "1,2,3", "BINARY", "\x00"))
-                }
+                member.pax_headers = {random.choice(_PAX_KEYS): random.choice(_PAX_VALUES)}
             try:
                 tar.addfile(member, io.BytesIO(content))
             except (ValueError, OSError):
@@ -260,26 +218,21 @@ def _other_tar(data: bytes, random: Random) -> bytes:
 
 
 def _change_zip(data: bytes, random: Random) -> bytes:
-    """The same members with one changed, and names and sizes that do not fit."""
+    """Change the content of one member, and sometimes its name."""
     buffer = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
-            names = old.namelist()
-            victim = random.choice(names)
-            for name in names:
+            victim = random.choice(old.namelist())
+            for name in old.namelist():
                 content = old.read(name)
                 if name == victim:
                     content = random.choice((_change_pickle, *_BLIND))(content, random)
                     name = random.choice((name, name, name, "../" + name, name.upper(), "/" + name))
-                new.writestr(
-                    zipfile.ZipInfo(name), content, random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-                )
-    except Exception:  # the data is a mutant already
+                compression = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+                new.writestr(zipfile.ZipInfo(name), content, compression)
+    except Exception:  # an earlier mutation has broken the archive
         return _overwrite(data, random)
     return buffer.getvalue()
-
-
-_OPCODES = tuple(opcode.code.encode("latin-1") for opcode in pickletools.opcodes)
 
 
 def _change_pickle(data: bytes, random: Random) -> bytes:
@@ -290,7 +243,7 @@ def _change_pickle(data: bytes, random: Random) -> bytes:
 
 
 def _change_png(data: bytes, random: Random) -> bytes:
-    """Another chunk, with a CRC that fits; of other formats, other bytes of the header."""
+    """Change or add a chunk, and keep its CRC right; in other formats, overwrite bytes."""
     if not data.startswith(b"\x89PNG"):
         return _overwrite(data, random)
     chunks, place = [], 8
@@ -304,58 +257,32 @@ def _change_png(data: bytes, random: Random) -> bytes:
     kind, content = chunks[victim]
     content = random.choice(_BLIND)(content, random)
     if random.random() < 0.3:
-        kind = random.choice(
-            (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"tRNS", b"PLTE", b"acTL", b"fcTL", b"gAMA")
-        )
         content = random.choice((b"", b"a\0\0", b"a\0\0" + zlib.compress(bytes(2_000_000)), content))
-        chunks.insert(victim, (kind, content))
+        chunks.insert(victim, (random.choice(_PNG_CHUNKS), content))
     else:
         chunks[victim] = kind, content
-    return data[:8] + b"".join(_chunk(*chunk) for chunk in chunks)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-_WORDS = (
-    b"--help",
-    b"--data",
-    b"",
-    b"-1",
-    b"1e999",
-    b"nan",
-    b"[[",
-    b"{",
-    b"null",
-    b"\x1b[31m",
-    b"--x",
-    b"9" * 5_000,
-)
+    packed = (struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks)
+    return data[:8] + b"".join(packed)
 
 
 def _change_words(data: bytes, random: Random) -> bytes:
-    """Words of a command line, which stand between zeros."""
+    """Remove, insert or replace a word of a command line; zeros separate words."""
     words = data.split(b"\0")
     place, action = random.randrange(len(words)), random.random()
     word = random.choice((*_WORDS, *words))
-    if action < 0.2:
-        del words[place]
-    elif action < 0.5:
-        words.insert(place, word)
-    else:
-        words[place] = word
+    words[place : place + (action < 0.2 or action >= 0.5)] = [] if action < 0.2 else [word]
     return b"\0".join(words)
 
 
-_JSON = (_change_json, _change_json, _change_json, _change_json, _nest, _double_key)
-_OF_KIND: dict[str, Sequence[Mutation]] = {
+_JSON = (_change_json, _change_json, _change_json, _change_json, _nest, _repeat_key)
+OF_KIND: dict[str, Sequence[Mutation]] = {
     "json": _JSON,
     "lines": (_change_line,),
     "safetensors": (_change_safetensors,),
-    "tar": (_change_tar, _change_tar, _other_tar),
+    "tar": (_change_tar, _change_tar, _make_tar),
     "zip": (_change_zip,),
     "pickle": (_change_pickle,),
     "image": (_change_png,),
     "words": (_change_words,),
 }
+"""Mutations that know a format, by kind."""

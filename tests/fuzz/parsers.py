@@ -1,0 +1,413 @@
+"""The parsers of files: how each is fed, and what must hold for anything that it accepts.
+
+    parser = PARSERS["tokens.json"]
+    prepared = parser.prepare(folder)        # valid files in a folder, and a way to replace one of them
+    prepared.read(data)                      # raises LGQError, or what it read is sound
+
+A parser that trusts a hash is fed twice: with the hash of the valid file, and sealed, with the hash of the
+hostile one, as an attacker would do.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fuzz import seeds
+from lgq import weights
+from lgq.cli import parse
+from lgq.cli.console import printable
+from lgq.config import from_json, to_json
+from lgq.data.images import PIXEL_LIMIT, StoredImage, decode
+from lgq.data.shards import ShardDataset, expand_braces
+from lgq.data.token_format import HEADER, read_note, shard_name
+from lgq.data.tokens import TokenDataset
+from lgq.data.transforms import RandomCrop, random_crop, render
+from lgq.errors import LGQError
+from lgq.files import MANIFEST, Fingerprint, json_bytes, sealed_json
+from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, model_kind, run_settings
+from lgq.maskgit import MaskGIT
+from lgq.metrics.features import FeatureSet
+from lgq.metrics.fid import Gaussian
+from lgq.report.page import report_page
+from lgq.report.result_set import read_result_set
+from lgq.results import RESULTS, read_results
+from lgq.tokenizer import Tokenizer
+from lgq.training.checkpoint import Checkpoints, read_manifest
+from lgq.training.journal import METRICS, open_journal, read_records
+from lgq.training.settings import GeneratorRun, TokenizerRun
+from lgq.weights.cache import path_of, store
+from lgq.weights.convert import inception_features, inception_with_classifier, lpips
+from lgq.weights.download import read_member
+from lgq.weights.registry import SETS
+
+LONGEST_MESSAGE = 2_000
+
+
+class Prepared(NamedTuple):
+    """A folder with valid files, of which one is replaced and read."""
+
+    seeds: list[bytes]
+    """Valid content of the file."""
+    read: Callable[[bytes], object]
+
+    def outcome(self, data: bytes) -> str:
+        """`accepted` or `refused`; any other text describes an undocumented outcome."""
+        try:
+            self.read(data)
+        except LGQError as error:
+            message, name = str(error), type(error).__name__
+            if not message or len(message) > LONGEST_MESSAGE:
+                return f"{name} with a message of {len(message):,} characters: {message[:200]!r}"
+            lines = printable(message).splitlines()
+            return "refused" if len(lines) == 1 else f"{name} with {len(lines)} lines"
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            return f"{type(error).__name__}: {printable(str(error))[:300]}"
+        return "accepted"
+
+
+@dataclass(frozen=True)
+class Parser:
+    kind: str
+    """Kind of mutations, a key of `mutations.OF_KIND`."""
+    prepare: Callable[[Path], Prepared]
+    cost: int = 1
+    """Factor by which a slow parser gets fewer cases."""
+
+
+PARSERS: dict[str, Parser] = {}
+
+
+def parser(name: str, kind: str, /, cost: int = 1, **arguments: Any) -> Callable[[Any], Any]:
+    """Register a function that prepares a folder, called with these arguments."""
+
+    def register(prepare: Callable[..., Prepared]) -> Callable[..., Prepared]:
+        PARSERS[name] = Parser(kind, partial(prepare, **arguments), cost)
+        return prepare
+
+    return register
+
+
+def replacing(file: Path, read: Callable[[], object], *, sealed: bool = False) -> Callable[[bytes], object]:
+    """A function that replaces a file, sealed where it is JSON, and reads."""
+
+    def replace(data: bytes) -> object:
+        file.write_bytes(resealed(data) if sealed and file.suffix == ".json" else data)
+        return read()
+
+    return replace
+
+
+def resealed(data: bytes) -> bytes:
+    """JSON with a checksum that fits, if it can have one."""
+    try:
+        content = json.loads(data)
+        content.pop("checksum", None)
+        return sealed_json(content)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return data
+
+
+@parser("image", "image", cost=2)
+def image(folder: Path) -> Prepared:
+    def read(data: bytes) -> None:
+        pixels = decode(data, "a.png")
+        assert pixels.dtype == np.uint8
+        assert 0 < pixels.shape[0] * pixels.shape[1] <= PIXEL_LIMIT
+        stored = StoredImage(data, "a.png")
+        assert stored.size == (pixels.shape[1], pixels.shape[0])
+        crop = random_crop(stored.size, RandomCrop(), seed=0, epoch=0, index=0)
+        assert render(stored, crop, 8).abs().max() <= 1
+
+    return Prepared(seeds.images(), read)
+
+
+@parser("tar shard", "tar")
+def shard(folder: Path) -> Prepared:
+    def read() -> None:
+        data = ShardDataset([folder / "a.tar"])
+        for i in range(len(data)):
+            assert data[i].label is None or data[i].label in range(len(data.classes))
+            assert not {"", ".", ".."} & {*data[i].name.split("/")}, data[i].name
+
+    return Prepared(seeds.shards(), replacing(folder / "a.tar", read))
+
+
+@parser("classes.json", "json")
+def class_names(folder: Path) -> Prepared:
+    (folder / "a.tar").write_bytes(seeds.shards()[0])
+
+    def read() -> None:
+        assert all(isinstance(name, str) for name in ShardDataset([folder / "a.tar"]).classes)
+
+    return Prepared([b'["cat", "dog", "eel"]\n'], replacing(folder / "classes.json", read))
+
+
+@parser("shard pattern", "text")
+def pattern(folder: Path) -> Prepared:
+    valid = [b"train-{000..005}.tar", b"{a,b}-{0..3}.tar", b"a-*.tar", b"{9..1}{1..9}{a,b}.tar"]
+    return Prepared(valid, lambda data: expand_braces(os.fsdecode(data)))
+
+
+@parser("tokens.json", "json", sealed=False)
+@parser("tokens.json, sealed", "json", sealed=True)
+def tokens_header(folder: Path, sealed: bool) -> Prepared:
+    header = seeds.tokens(folder) / HEADER
+    return Prepared([header.read_bytes()], replacing(header, partial(read_tokens, folder), sealed=sealed))
+
+
+@parser("token shard", "safetensors", sealed=False)
+@parser("token shard, sealed", "safetensors", sealed=True)
+def tokens_shard(folder: Path, sealed: bool) -> Prepared:
+    shard = seeds.tokens(folder) / shard_name(0)
+    header = json.loads((folder / HEADER).read_bytes())
+
+    def read(data: bytes) -> None:
+        shard.write_bytes(data)
+        read_note(shard)
+        if sealed:
+            header["shards"][0]["sha256"] = Fingerprint.of(data).sha256
+            (folder / HEADER).write_bytes(resealed(json.dumps(header).encode()))
+        read_tokens(folder)
+
+    return Prepared([shard.read_bytes()], read)
+
+
+def read_tokens(folder: Path) -> None:
+    data = TokenDataset(folder)
+    encoding = data.encoding
+    for i in range(min(len(data), 20)):
+        tokens, label, name = data[i]
+        assert tokens.shape == encoding.token_shape
+        assert tokens.dtype == torch.int64
+        assert 0 <= int(tokens.min()) <= int(tokens.max()) < encoding.codebook_size
+        assert label is None or label >= 0
+        assert not encoding.classes or label is None or label < len(encoding.classes)
+        assert isinstance(name, str)
+        if encoding.flips:
+            assert data.flipped(i).shape == encoding.token_shape
+
+
+@parser("checkpoint manifest", "json", name=MANIFEST, sealed=False)
+@parser("checkpoint manifest, sealed", "json", name=MANIFEST, sealed=True)
+@parser("checkpoint state, sealed", "json", name="state.json", sealed=True)
+@parser("checkpoint tensors", "safetensors", name="state.safetensors", sealed=False)
+@parser("checkpoint tensors, sealed", "safetensors", name="state.safetensors", sealed=True)
+def checkpoint(folder: Path, name: str, sealed: bool) -> Prepared:
+    checkpoints = Checkpoints(folder)
+    path = checkpoints.save(3, seeds.state())
+    manifest = asdict(read_manifest(path))
+
+    def read(data: bytes) -> None:
+        (path / name).write_bytes(resealed(data) if sealed and name == MANIFEST else data)
+        if sealed and name != MANIFEST:
+            files = manifest["files"] | {name: asdict(Fingerprint.of(data))}
+            (path / MANIFEST).write_bytes(sealed_json(manifest | {"files": files}))
+        checkpoints.latest()
+        checkpoints.load(path)
+
+    return Prepared([(path / name).read_bytes()], read)
+
+
+@parser("tokenizer config.json", "json", cost=6, name=CONFIG)
+@parser("tokenizer weights", "safetensors", cost=6, name=WEIGHTS)
+def tokenizer(folder: Path, name: str) -> Prepared:
+    valid = []
+    for i, saved in enumerate(seeds.tokenizers()):
+        saved.save_pretrained(folder / str(i))
+        valid.append((folder / str(i) / name).read_bytes())
+
+    def read() -> None:
+        loaded = Tokenizer.from_pretrained(folder / "0")
+        side = loaded.factor
+        if side <= 64:
+            assert loaded.encode(torch.zeros(1, 3, side, side)).shape[:3] == (1, 1, 1)
+
+    return Prepared(valid, replacing(folder / "0" / name, read))
+
+
+@parser("generator config.json", "json", cost=6, name=CONFIG)
+@parser("generator weights", "safetensors", cost=6, name=WEIGHTS)
+@parser("generator's tokenizer", "json", cost=6, name=f"{TOKENIZER}/{CONFIG}")
+def generator(folder: Path, name: str) -> Prepared:
+    seeds.generator().save_pretrained(folder)
+
+    def read() -> None:
+        maskgit = MaskGIT.from_pretrained(folder)
+        assert maskgit.tokenizer.fingerprint() == maskgit.settings["fingerprint"]
+
+    return Prepared([(folder / name).read_bytes()], replacing(folder / name, read))
+
+
+def small_run() -> TokenizerRun:
+    return TokenizerRun(backbone=seeds.BACKBONE, codebook_size=16, image_size=32)
+
+
+@parser("run config.json", "json")
+def run_directory(folder: Path) -> Prepared:
+    (folder / "environment.json").write_text("{}")
+
+    def read() -> None:
+        if model_kind(folder) == "tokenizer":
+            run_settings(folder)
+
+    return Prepared([json_bytes(to_json(small_run()))], replacing(folder / CONFIG, read))
+
+
+@parser("settings", "json")
+def settings(folder: Path) -> Prepared:
+    def read(data: bytes) -> None:
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise LGQError("no JSON") from error
+        kind = GeneratorRun if isinstance(content, dict) and "transformer" in content else TokenizerRun
+        run = from_json(kind, content)
+        assert from_json(kind, to_json(run)) == run or "nan" in repr(run)
+
+    runs = (TokenizerRun(), small_run(), GeneratorRun())
+    return Prepared([json_bytes(to_json(run)) for run in runs], read)
+
+
+@parser("command line", "words", cost=40)
+def command_line(folder: Path) -> Prepared:
+    valid = [
+        "train pocket-lgq --data sample --out run --backbone.widths 8 8 --quantizer-options tau_end=0.05",
+        "train-generator pocket --tokens t --out run --transformer.layers 2 --sampling.steps 3 --steps 9",
+        "evaluate run --data sample:held-out --image-size 32",
+        "sample run --classes 0 7 --count 2 --seed 3",
+        "encode run --data train-{000..005}.tar --out tokens",
+    ]
+
+    def read(data: bytes) -> None:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            try:
+                parse([os.fsdecode(word) for word in data.split(b"\0")])
+            except SystemExit as end:
+                if end.code not in (0, 2):
+                    raise
+                raise LGQError("refused by the command line") from end
+
+    return Prepared([line.encode().replace(b" ", b"\0") for line in valid], read)
+
+
+@parser("results.jsonl", "lines")
+def results(folder: Path) -> Prepared:
+    record = {"kind": "tokenizer", "command": ["lgq"], "metrics": {"psnr": 21.5, "lpips": None}, "seed": 0}
+
+    def read() -> None:
+        assert all(isinstance(record, dict) for record in read_results(folder / RESULTS))
+
+    return Prepared([json_bytes(record) * 3, json_bytes(record)[:-1]], replacing(folder / RESULTS, read))
+
+
+@parser("metrics.jsonl", "lines", cost=4)
+def journal(folder: Path) -> Prepared:
+    def read() -> None:
+        read_records(folder)
+        with open_journal(folder, step=2):
+            pass
+        assert all(record["step"] <= 2 for record in read_records(folder))
+
+    return Prepared(seeds.journals(), replacing(folder / METRICS, read))
+
+
+ROW, PLAN = f"rows/{seeds.RUN_ID}.json", "experiments/comparison.json"
+
+
+@parser("row", "json", name=ROW, sealed=False)
+@parser("row, sealed", "json", name=ROW, sealed=True)
+@parser("plan", "json", name=PLAN, sealed=False)
+@parser("plan, sealed", "json", name=PLAN, sealed=True)
+def rows(folder: Path, name: str, sealed: bool) -> Prepared:
+    directory = seeds.results(folder)
+
+    def read() -> None:
+        assert all(isinstance(record, dict) for record in directory.records().values())
+        directory.plans()
+
+    return Prepared([(folder / name).read_bytes()], replacing(folder / name, read, sealed=sealed))
+
+
+@parser("report of a row", "json", cost=20, name=ROW)
+@parser("report of a plan", "json", cost=20, name=PLAN)
+@parser("report of a journal", "lines", cost=20, name=f"runs/{seeds.RUN_ID}/metrics.jsonl")
+@parser("report of a picture", "image", cost=20, name=f"pictures/{seeds.RUN_ID}/usage.png")
+def report(folder: Path, name: str) -> Prepared:
+    seeds.results(folder)
+
+    def read() -> None:
+        assert "<script" not in report_page(read_result_set(folder))
+
+    return Prepared([(folder / name).read_bytes()], replacing(folder / name, read, sealed=True))
+
+
+@parser("weights archive", "zip")
+def archive(folder: Path) -> Prepared:
+    content = b"weights" * 500
+
+    def read(data: bytes) -> None:
+        assert read_member(data, "a/b", Fingerprint.of(content)) == content
+
+    return Prepared(seeds.archives("a/b", content), read)
+
+
+@parser("weights, pickled", "pickle", convert=partial(lpips, network="VGG16"), valid=seeds.pickled_weights)
+@parser("weights, TorchScript", "zip", convert=inception_features, valid=seeds.torchscript_weights)
+@parser("weights, state_dict", "zip", convert=inception_with_classifier, valid=seeds.state_dict_weights)
+def published_weights(
+    folder: Path, convert: Callable[[bytes], dict[str, torch.Tensor]], valid: Callable[[], bytes]
+) -> Prepared:
+    def read(data: bytes) -> None:
+        assert all(tensor.is_contiguous() for tensor in convert(data).values())
+
+    return Prepared([valid()], read)
+
+
+@parser("weights cache", "safetensors")
+def weights_cache(folder: Path) -> Prepared:
+    os.environ[weights.CACHE_VARIABLE] = str(folder)
+    name, expected = "lpips-vgg16", {"a": torch.ones(2, 3), "b": torch.zeros(4)}
+    file = path_of(SETS[name])
+    file.parent.mkdir(parents=True)
+    store(SETS[name], expected, folder)
+
+    def read() -> None:
+        loaded = weights.load(name)
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[tensor], expected[tensor]) for tensor in loaded)
+
+    return Prepared([file.read_bytes()], replacing(file, read))
+
+
+@parser("FID statistics", "zip")
+def statistics(folder: Path) -> Prepared:
+    file = folder / "a.npz"
+    Gaussian(torch.zeros(3).double(), torch.eye(3).double(), 10).save(file)
+
+    def read() -> None:
+        assert Gaussian.load(file).covariance.isfinite().all()
+
+    return Prepared([file.read_bytes()], replacing(file, read))
+
+
+@parser("features, sealed", "safetensors")
+def features(folder: Path) -> Prepared:
+    file = folder / "a.features"
+    seeds.feature_set().save(file)
+
+    def read(data: bytes) -> None:
+        file.write_bytes(bytes.fromhex(Fingerprint.of(data).sha256) + data)
+        FeatureSet.load(file)
+
+    return Prepared([file.read_bytes()[32:]], read)
