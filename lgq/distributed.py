@@ -8,17 +8,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lgq.errors import LGQError
+
 
 def join_processes() -> torch.device:
-    """Meet the processes that torchrun started, if it did; returns the device of this one."""
+    """Join the processes that torchrun started, if any; returns the device of this one.
+
+    Refuses a process group whose size differs from WORLD_SIZE: each process would do all the work alone.
+    """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == "mps":
         accelerator = None  # it has no float64, in which metrics are summed
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    if expected > 1 and not dist.is_initialized():
         # Counts and metrics meet on the CPU, gradients on the device.
         backend = "gloo" if accelerator is None else "cpu:gloo,cuda:nccl"
-        # The first process judges and draws some things alone, while the others wait.
+        # The first process computes some things alone, while the others wait.
         dist.init_process_group(backend, timeout=timedelta(days=1))
+    if world_size() != expected:
+        raise LGQError(
+            f"WORLD_SIZE is {expected}, but the process group has {world_size()} processes: start with "
+            "torchrun, or unset WORLD_SIZE."
+        )
     if accelerator is None:
         return torch.device("cpu")
     device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))

@@ -13,7 +13,7 @@ import torch
 
 from lgq.distributed import join_processes, leave_processes, rank
 
-PRELOADED = ["lgq.cli", "torch._dynamo", "pytest", "accelerate"]
+PRELOADED = ["lgq.cli", "torch._dynamo", "pytest"]
 
 
 def on_processes(count: int, folder: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:

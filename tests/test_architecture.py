@@ -27,6 +27,7 @@ TIERS = {
 WITHIN_TIER_ZERO = {
     "checks": {"errors"},
     "config": {"errors"},
+    "distributed": {"errors"},
     "files": {"config", "errors"},
     "ops": {"checks", "distributed", "errors"},
     "weights": {"errors", "files", "progress"},

@@ -16,9 +16,9 @@ from lgq.demo.tokenizer import demo_run
 from lgq.models.autoencoder import Backbone
 from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_trainer import GeneratorTraining
+from lgq.training.generator_trainer import GeneratorTrainer
 from lgq.training.journal import read_records
-from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 TINY = replace(
     demo_run(),
@@ -61,15 +61,15 @@ class Demo(NamedTuple):
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """A demo that is stopped in its second step, as by Ctrl-C, and called again."""
     out = tmp_path_factory.mktemp("demo") / "out"
-    plain = TokenizerTraining.train_step
+    plain = TokenizerTrainer.train_step
 
-    def interrupted_step(self: TokenizerTraining, step: int):
+    def interrupted_step(self: TokenizerTrainer, step: int):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return plain(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenizerTraining, "train_step", interrupted_step)
+        patch.setattr(TokenizerTrainer, "train_step", interrupted_step)
         interrupted = run_demo(out, TINY, TINY_GENERATOR)
     left = {path.name for path in out.iterdir()}
     return Demo(out, interrupted, left, run_demo(str(out), TINY, TINY_GENERATOR))
@@ -120,15 +120,15 @@ def test_values_fit_one_another_and_the_saved_weights(demo):
 
 
 def test_a_generator_interrupted_midway_goes_on(tmp_path):
-    plain = GeneratorTraining.train_step
+    plain = GeneratorTrainer.train_step
 
-    def interrupted_step(self: GeneratorTraining, step: int):
+    def interrupted_step(self: GeneratorTrainer, step: int):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return plain(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GeneratorTraining, "train_step", interrupted_step)
+        patch.setattr(GeneratorTrainer, "train_step", interrupted_step)
         interrupted = run_demo(tmp_path, TINY, TINY_GENERATOR)
     assert (interrupted.outcome.reason, interrupted.outcome.step) == ("interrupted", 2)
     assert interrupted.pictures == []

@@ -22,8 +22,7 @@ from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
 from lgq.training.losses import LossWeights
 from lgq.training.settings import LoopSettings, TokenizerRun
-from lgq.training.tokenizer_trainer import TokenizerTraining
-from lgq.training.trainer import prepare_accelerator
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 TOKENS, STEPS, RATE = 48, 3, 0.5
 MORE = {
@@ -170,10 +169,10 @@ def run_named(name: str) -> TokenizerRun:
 
 def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
     """What each step of each training follows, through the code that trains, and what it leads to."""
-    accelerator, data, found = prepare_accelerator(), FolderDataset(photos), {}
+    data, found = FolderDataset(photos), {}
     for name in (*QUANTIZERS, SYNCED, WITH_GAN):
         run = replace(run_named(name), batch_size=batches * RUN.batch_size, accumulate=accumulate)
-        training = TokenizerTraining(run, data, data, out, accelerator)
+        training = TokenizerTrainer(run, data, data, out)
         seen: list[dict[int, Tensor]] = []
         note = register_optimizer_step_pre_hook(_noting(seen))
         for step in range(STEPS):

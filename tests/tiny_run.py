@@ -10,9 +10,10 @@ from PIL import Image
 
 from lgq.data import FolderDataset
 from lgq.models.autoencoder import Backbone
+from lgq.training.loop import Outcome
 from lgq.training.losses import LossWeights
-from lgq.training.settings import LoopSettings, Outcome, Schedule, TokenizerRun
-from lgq.training.tokenizer_trainer import train_tokenizer
+from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
+from lgq.training.tokenizer_trainer import train as train_tokenizer
 
 TINY = TokenizerRun(
     codebook_size=16,
@@ -55,7 +56,7 @@ def paint_photos(folder: Path) -> Path:
 
 
 def train(run: TokenizerRun, photos: Path, out: Path, **options: Any) -> Outcome:
-    return train_tokenizer(run, FolderDataset(photos), None, out, **options)
+    return train_tokenizer(run, FolderDataset(photos), out, **options)
 
 
 def left_by(out: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lgq.errors import LGQError
-from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 Call = Callable[[], object]
 
@@ -88,7 +88,7 @@ def _kibibytes(file: str, field: str) -> int:
     return int(next(line for line in lines if line.startswith(field + ":")).split()[1])
 
 
-def seconds_by_part(training: TokenizerTraining, steps: int) -> dict[str, float]:
+def seconds_by_part(training: TokenizerTrainer, steps: int) -> dict[str, float]:
     """Seconds of each part, forward and backward, summed over `steps` training steps."""
     tokenizer, seconds, last = training.tokenizer, dict.fromkeys(PARTS, 0.0), 0.0
 

@@ -25,8 +25,7 @@ from lgq.data import ImageDataset, open_dataset
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.settings import Precision, TokenizerRun
-from lgq.training.tokenizer_trainer import TokenizerTraining
-from lgq.training.trainer import prepare_accelerator
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 _BATCHES_AHEAD = 8
 """Untimed steps: more batches than the loader keeps ready, which were decoded while others trained."""
@@ -100,19 +99,18 @@ def _run_to_measure(settings: TrainBenchmark) -> TokenizerRun:
 
 def _variants(
     run: TokenizerRun, data: ImageDataset, out: Path
-) -> tuple[dict[str, TokenizerTraining], Callable[[int], object]]:
-    accelerator = prepare_accelerator()
+) -> tuple[dict[str, TokenizerTrainer], Callable[[int], object]]:
     float32 = replace(run, precision="float32", channels_last=True)
-    cached = OnOneBatch(run, data, data, out, accelerator)
+    cached = OnOneBatch(run, data, data, out)
     trainers = {
-        "float32": OnOneBatch(float32, data, data, out, accelerator),
+        "float32": OnOneBatch(float32, data, data, out),
         "cached": cached,
-        "with data": TokenizerTraining(run, data, data, out, accelerator),
+        "with data": TokenizerTrainer(run, data, data, out),
     }
     return trainers, plain_step(run, cached._next_images())
 
 
-class OnOneBatch(TokenizerTraining):
+class OnOneBatch(TokenizerTrainer):
     """Trains on its first batch again and again."""
 
     _images: Tensor | None = None
@@ -154,7 +152,7 @@ def _seconds(name: str, step: Callable[[int], object], steps: int, device: torch
     return milliseconds(lambda: [step(i) for i in range(steps)], device) / 1e3
 
 
-def _shares(trainer: TokenizerTraining, steps: int) -> dict[str, float]:
+def _shares(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
     for step in range(_BATCHES_AHEAD):
         trainer.train_step(step)
     seconds = seconds_by_part(trainer, steps)

@@ -1,8 +1,6 @@
 """`lgq train`, `lgq train-generator` and `lgq demo`: commands that train."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -10,12 +8,11 @@ import tyro
 
 from lgq.cli.console import key_values, say, show
 from lgq.config import to_json
-from lgq.data import PipeDataset, open_dataset
-from lgq.errors import LGQError
 from lgq.files import json_bytes
 from lgq.runs import named_generator, named_run
+from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
-from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, TokenizerRun, TrainingRun
+from lgq.training.settings import GeneratorRun, LoopSettings, TokenizerRun
 
 # `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
 tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
@@ -57,21 +54,14 @@ class Train:
         return named_run(name)
 
     def run(self) -> int:
-        from lgq.training.networks import require_possible
-        from lgq.training.tokenizer_trainer import train_tokenizer
-
-        data = open_dataset(self.data)
-        validation = None if self.val_data is None else open_dataset(self.val_data)
-        require_possible(self.settings)
-        if self.dry_run and isinstance(data, PipeDataset):
-            raise LGQError(
-                f"a dry run needs the number of images, unknown for {data!r}: train without --dry-run."
-            )
         if self.dry_run:
-            from lgq.training.footprint import footprint
+            from lgq.training.footprint import tokenizer_footprint
 
-            return _show_plan(self.settings.for_data(len(data)), len(data), footprint)
-        return _ended(train_tokenizer(self.settings, data, validation, self.out, self.resume), self.out)
+            return _show(tokenizer_footprint(self.settings, self.data))
+        from lgq.training.tokenizer_trainer import train
+
+        outcome = train(self.settings, self.data, self.out, val_data=self.val_data, resume=self.resume)
+        return _ended(outcome, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,21 +94,14 @@ class TrainGenerator:
         return named_generator(name)
 
     def run(self) -> int:
-        from lgq.data.tokens import TokenDataset
-        from lgq.inference.encode import tokenizer_of
-        from lgq.tokenizer import load_tokenizer
-        from lgq.training.generator_trainer import require_fit, train_generator
-
-        tokens = TokenDataset(self.tokens)
-        validation = None if self.val_tokens is None else TokenDataset(self.val_tokens)
-        tokenizer = tokenizer_of(tokens) if self.tokenizer is None else load_tokenizer(self.tokenizer)
-        require_fit(tokens, validation, tokenizer)
+        sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
-            needs = partial(generator_footprint, tokens=tokens, tokenizer=tokenizer)
-            return _show_plan(self.settings.for_data(len(tokens)), len(tokens), needs)
-        outcome = train_generator(self.settings, tokens, validation, tokenizer, self.out, self.resume)
+            return _show(generator_footprint(self.settings, self.tokens, **sources))
+        from lgq.training.generator_trainer import train_generator
+
+        outcome = train_generator(self.settings, self.tokens, self.out, **sources, resume=self.resume)
         return _ended(outcome, self.out)
 
 
@@ -152,14 +135,12 @@ def _ended(outcome: Outcome, out: Path) -> int:
     return outcome.exit_code
 
 
-def _show_plan(run: TrainingRun, images: int, footprint_of: Callable[[Any], Any]) -> int:
+def _show(footprint: Any) -> int:
     """Print the resolved run, its parameters and an estimate of its memory; returns exit code 0."""
-    print(json_bytes(to_json(run), indent=2).decode())
-    needs = footprint_of(run)
-    epochs = run.loop.steps * run.batch_size * run.accumulate / images
-    rows = {"images": f"{images:,}, seen {epochs:.1f} times by one process"}
-    rows |= {f"parameters, {part}": f"{count:,}" for part, count in needs.parameters.items()}
-    rows |= {f"memory, {part}": f"{size / 1e6:,.0f} MB" for part, size in needs.bytes.items()}
-    rows |= {"memory, in all": f"{sum(needs.bytes.values()) / 1e6:,.0f} MB per process"}
+    print(json_bytes(to_json(footprint.run), indent=2).decode())
+    rows = {"images": f"{footprint.images:,}, seen {footprint.epochs:.1f} times by one process"}
+    rows |= {f"parameters, {part}": f"{count:,}" for part, count in footprint.parameters.items()}
+    rows |= {f"memory, {part}": f"{size / 1e6:,.0f} MB" for part, size in footprint.bytes.items()}
+    rows |= {"memory, in all": f"{sum(footprint.bytes.values()) / 1e6:,.0f} MB per process"}
     show(key_values(rows))
     return 0

@@ -16,8 +16,9 @@ from lgq.demo.tokenizer import demo_run, show_tokenizer
 from lgq.inference.encode import encode
 from lgq.tokenizer import load_tokenizer
 from lgq.training.generator_trainer import train_generator
-from lgq.training.settings import GeneratorRun, Outcome, TokenizerRun
-from lgq.training.tokenizer_trainer import train_tokenizer
+from lgq.training.loop import Outcome
+from lgq.training.settings import GeneratorRun, TokenizerRun
+from lgq.training.tokenizer_trainer import train
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
 """Directories within the demo's: the tokenizer's run, its tokens of the photographs, the generator's run."""
@@ -77,10 +78,10 @@ def run_demo(
 def _train(out: Path, run: TokenizerRun, generator: GeneratorRun) -> Outcome:
     """The tokenizer, then the generator on its tokens; how the last of them ended."""
     photographs = SampleDataset("train")
-    outcome = train_tokenizer(run, photographs, SampleDataset("held-out"), out / RUN)
+    outcome = train(run, photographs, out / RUN, val_data=SampleDataset("held-out"))
     if outcome.reason == "interrupted":
         return outcome
     tokenizer = load_tokenizer(out / RUN, "last")
     tokens = encode(tokenizer, photographs, out / TOKENS, image_size=run.image_size, flips=True)
     # Held-out photographs are of other classes: the generator is told of none.
-    return train_generator(generator, tokens, tokens, tokenizer, out / GENERATOR)
+    return train_generator(generator, tokens, out / GENERATOR, val_tokens=tokens, tokenizer=tokenizer)

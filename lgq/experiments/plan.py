@@ -21,9 +21,8 @@ from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, GeneratorTask, Sources, Task, TokenizerTask
 from lgq.models.masking import masked_loss, random_masks
-from lgq.training.networks import require_possible
-from lgq.training.tokenizer_trainer import TokenizerTraining
-from lgq.training.trainer import prepare_accelerator
+from lgq.training.networks import require_feasible
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
 
 _LONGEST_NAME = 100
@@ -268,10 +267,10 @@ def _seconds_per_step(task: Task, sources: Sources) -> float | None:
 
 
 def _tokenizer_step(task: TokenizerTask, sources: Sources) -> Callable[[int], object]:
-    require_possible(task.run)
+    require_feasible(task.run)
     # Validations are not timed, so their metric networks are not needed.
     run = replace(task.run, best_by="l1", rfid_images=None, workers=0)
-    return TokenizerTraining(run, sources.data, sources.data, Path(), prepare_accelerator()).train_step
+    return TokenizerTrainer(run, sources.data, sources.data, Path()).train_step
 
 
 def _generator_step(task: GeneratorTask) -> Callable[[int], object]:

@@ -43,8 +43,8 @@ from lgq.experiments.tasks import (
 )
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
+from lgq.training.loop import INTERRUPTED, stop_on_signals
 from lgq.training.settings import Precision
-from lgq.training.signals import INTERRUPTED, stop_on_signals
 
 _ATTEMPTS, _PAUSE_SECONDS = 200, 0.05
 """How often, and how far apart, to try for the lock on plans, which other processes hold for a moment."""

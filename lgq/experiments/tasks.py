@@ -44,13 +44,13 @@ from lgq.metrics.reference import reference_of_images
 from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer, load_tokenizer
-from lgq.training.generator_trainer import grid_of, train_generator
+from lgq.training.generator_trainer import train_generator
 from lgq.training.journal import read_records
-from lgq.training.loop import DivergedError
+from lgq.training.loop import DivergedError, Outcome, StopRequest
 from lgq.training.run_directory import describe_environment
-from lgq.training.settings import GeneratorRun, Outcome, TokenizerRun
-from lgq.training.signals import StopRequest
-from lgq.training.tokenizer_trainer import train_tokenizer
+from lgq.training.settings import GeneratorRun, TokenizerRun
+from lgq.training.tokenizer_trainer import train
+from lgq.training.validation import image_grid
 
 _UNRECORDED = {"workers"}
 _UNRECORDED_OF_LOOP = {"log_every", "checkpoint_every", "keep", "minutes", "wandb"}
@@ -300,7 +300,7 @@ def tokenizer_record(context: Context, task: TokenizerTask, id: str) -> dict[str
     sources, out = context.sources, context.results.run(id)
     data = sources.data if task.images is None else random_subset(sources.data, task.images)
     try:
-        outcome = train_tokenizer(task.run, data, sources.validation, out)
+        outcome = train(task.run, data, out, val_data=sources.validation)
     except DivergedError as error:
         _log.warning("%s failed: %s", id, error)
         failure = {"config": run_settings(out), "metrics": {}, "failed": str(error)}
@@ -455,7 +455,7 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
     classes = torch.randint(len(generator.classes), (_SHOWN_SAMPLES,), generator=random)
     if rank() == 0:
         images = generator.generate(classes, task.run.sampling, seed=_SHOWN_SEED)
-        context.results.write_pictures(id, {"samples": to_png(grid_of(images.cpu()))})
+        context.results.write_pictures(id, {"samples": to_png(image_grid(images.cpu()))})
     return [generator.classes[number] for number in classes.tolist()]
 
 

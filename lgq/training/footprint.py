@@ -1,23 +1,26 @@
-"""What a run needs, before it starts: its parameters, and an estimate of its memory.
+"""What a run needs before it starts: its parameters, and an estimate of its memory (`lgq train --dry-run`).
 
-Weights, gradients and optimizer states are counted. What the backward pass keeps is measured: one
-image goes forward, and the tensors that autograd saves are added up; a batch keeps as many times that.
-Left out are passing buffers, the data loader, and what torch itself takes.
+Weights, gradients and optimizer states are counted. Activations are measured: one image goes forward, the
+tensors that autograd saves are added up, and a batch takes batch_size times as much. Temporary buffers, the
+data loader and torch itself are left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from lgq.data import ImageDataset, PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
+from lgq.errors import LGQError
 from lgq.models.lpips import LPIPS
 from lgq.models.masking import masked_loss
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_trainer import build_generator
-from lgq.training.networks import build_networks
+from lgq.training.generator_trainer import build_generator, open_tokens
+from lgq.training.networks import build_networks, require_feasible
 from lgq.training.settings import GeneratorRun, TokenizerRun, TrainingRun
 
 _FLOAT32 = 4
@@ -25,23 +28,38 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Of one process."""
+    """What one process of a run needs."""
 
+    run: TrainingRun
+    """The run with its steps resolved for the data."""
+    images: int
+    """Number of training images."""
     parameters: dict[str, int]
-    """Learned ones, by part."""
+    """Number of trained parameters by network."""
     bytes: dict[str, int]
-    """By what they hold."""
+    """Estimated bytes of memory by what they hold."""
+
+    @property
+    def epochs(self) -> float:
+        """Epochs of the whole run on one process."""
+        return self.run.loop.steps * self.run.images_per_step() / self.images
 
 
-def footprint(run: TokenizerRun) -> Footprint:
-    # With random weights in the place of LPIPS: a plan needs no download.
-    without = replace(run, loss=replace(run.loss, lpips=0.0))
-    tokenizer, discriminator, _ = build_networks(without, torch.device("cpu"), torch.contiguous_format)
+def tokenizer_footprint(run: TokenizerRun, data: ImageDataset | str | Path) -> Footprint:
+    """Estimate what `train(run, data, ...)` needs; LPIPS need not be downloaded."""
+    data = open_dataset(data) if isinstance(data, str | Path) else data
+    require_feasible(run)
+    if isinstance(data, PipeDataset):
+        raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without --dry-run.")
+    run = run.for_data(len(data))
+    # LPIPS with random weights takes the same memory.
+    without_lpips = replace(run, loss=replace(run.loss, lpips=0.0))
+    tokenizer, discriminator, _ = build_networks(without_lpips, torch.device("cpu"), torch.contiguous_format)
     perceptual = LPIPS() if run.loss.lpips else None
     parameters = tokenizer.parameter_counts()
     if discriminator is not None:
         parameters["discriminator"] = _count(discriminator.parameters())
-    sizes = _learning(run, parameters, tokenizer)
+    sizes = _trained(run, parameters, tokenizer)
     if perceptual is not None:
         sizes["LPIPS"] = _FLOAT32 * _count(perceptual.buffers())
     image = torch.zeros(1, 3, run.image_size, run.image_size)
@@ -54,51 +72,57 @@ def footprint(run: TokenizerRun) -> Footprint:
             discriminator(reconstruction)
 
     networks = [network for network in (tokenizer, discriminator, perceptual) if network is not None]
-    sizes["activations"] = _kept(run, networks, forward)
-    return Footprint(parameters=parameters, bytes=sizes)
+    sizes["activations"] = _activations(run, networks, forward)
+    return Footprint(run=run, images=len(data), parameters=parameters, bytes=sizes)
 
 
-def generator_footprint(run: GeneratorRun, tokens: TokenDataset, tokenizer: Tokenizer) -> Footprint:
-    """With every token of the image hidden, which is the most that training ever asks for."""
-    transformer = build_generator(run, tokens, tokenizer).transformer
+def generator_footprint(
+    run: GeneratorRun,
+    tokens: TokenDataset | str | Path,
+    *,
+    val_tokens: TokenDataset | str | Path | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
+) -> Footprint:
+    """Estimate what `train_generator` needs with these arguments, with all tokens of an image masked."""
+    training_tokens, _, decoder = open_tokens(tokens, val_tokens, tokenizer)
+    run = run.for_data(len(training_tokens))
+    transformer = build_generator(run, training_tokens, decoder).transformer
     parameters = {"transformer": _count(transformer.parameters())}
-    sizes = _learning(run, parameters, transformer)
-    sizes["tokenizer"] = _FLOAT32 * (_count(tokenizer.parameters()) + _count(tokenizer.buffers()))
-    hidden = torch.ones(1, transformer.length, dtype=torch.bool)
+    sizes = _trained(run, parameters, transformer)
+    sizes["tokenizer"] = _FLOAT32 * (_count(decoder.parameters()) + _count(decoder.buffers()))
+    masked = torch.ones(1, transformer.length, dtype=torch.bool)
     blank = torch.full((1, transformer.length), transformer.mask_token)
     label = torch.zeros(1, dtype=torch.int64)
 
     def forward() -> None:
-        masked_loss(transformer(blank, label, hidden), torch.zeros(transformer.length, dtype=torch.int64))
+        masked_loss(transformer(blank, label, masked), torch.zeros(transformer.length, dtype=torch.int64))
 
-    sizes["activations"] = _kept(run, [transformer], forward)
-    return Footprint(parameters=parameters, bytes=sizes)
+    sizes["activations"] = _activations(run, [transformer], forward)
+    return Footprint(run=run, images=len(training_tokens), parameters=parameters, bytes=sizes)
 
 
-def _learning(run: TrainingRun, parameters: dict[str, int], averaged: nn.Module) -> dict[str, int]:
-    """Bytes of what learns, and of all that goes with it.
-
-    averaged: the network of which there is an average, if any.
-    """
-    learned = _FLOAT32 * sum(parameters.values())
-    running = _FLOAT32 * _count(averaged.buffers())
-    sizes = {"weights": learned + running, "gradients": learned, "optimizer": 2 * learned}
+def _trained(run: TrainingRun, parameters: dict[str, int], model: nn.Module) -> dict[str, int]:
+    """Return the bytes of weights, gradients, AdamW's averages and the model's weight average."""
+    trained = _FLOAT32 * sum(parameters.values())
+    buffers = _FLOAT32 * _count(model.buffers())
+    sizes = {"weights": trained + buffers, "gradients": trained, "optimizer": 2 * trained}
     if run.average_decay is not None:
-        sizes["average"] = _FLOAT32 * _count(averaged.parameters())
+        sizes["average"] = _FLOAT32 * _count(model.parameters())
     return sizes
 
 
-def _kept(run: TrainingRun, networks: Sequence[nn.Module], forward: Callable[[], object]) -> int:
-    """Bytes that a batch leaves behind for its backward pass, by those of one image."""
+def _activations(run: TrainingRun, networks: Sequence[nn.Module], forward: Callable[[], object]) -> int:
+    """Return the bytes that a batch keeps for its backward pass."""
     weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
     with run.autocast("cpu"), _saved_tensors() as saved:
         forward()
     sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
-    return run.batch_size * sum(size for place, size in sizes.items() if place not in weights)
+    return run.batch_size * sum(size for address, size in sizes.items() if address not in weights)
 
 
 @contextmanager
 def _saved_tensors() -> Iterator[list[Tensor]]:
+    """Collect the tensors that autograd saves inside the block."""
     saved: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ to do again are there twice, with the same values.
 import json
 import logging
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from lgq.files import json_bytes, make_directory, replace_file, replace_json, sync_directory
 from lgq.training.run_directory import RunError
 
@@ -33,13 +29,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
-SHOWN = {
-    "loss": "loss {:.4f}",
-    "nll": "NLL {:.3f}",
-    "psnr": "{:.2f} dB",
-    "utilization": "{:.1%} used",
-}
-"""Values that the bar shows, with how."""
 
 
 class Journal:
@@ -85,35 +74,6 @@ def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None)
             yield Journal(file, board, tracker)
         finally:
             board.close()
-
-
-class ProgressBar:
-    """Remembers the values that came last."""
-
-    def __init__(self, progress: Progress, task: TaskID, step: int, items_per_step: int):
-        self._progress, self._task, self._items_per_step = progress, task, items_per_step
-        self._first_step, self._began = step, time.monotonic()
-        self._values: dict[str, float] = {}
-
-    def note(self, values: dict[str, float]) -> None:
-        self._values |= {name: value for name, value in values.items() if name in SHOWN}
-
-    def advance(self, step: int) -> None:
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        shown = [form.format(self._values[name]) for name, form in SHOWN.items() if name in self._values]
-        shown.append(f"{(step - self._first_step) * self._items_per_step / seconds:.0f} images/s")
-        self._progress.update(self._task, completed=step, values="  ".join(shown))
-
-
-@contextmanager
-def show_progress(steps: int, step: int, items_per_step: int, *, hidden: bool) -> Iterator[ProgressBar]:
-    """On the error output, and only where somebody can see it."""
-    console = Console(stderr=True)
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[values]}"))
-    hidden = hidden or not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as progress:
-        task = progress.add_task("training", total=steps, completed=step, values="")
-        yield ProgressBar(progress, task, step, items_per_step)
 
 
 def read_records(run: str | Path) -> list[dict[str, Any]]:

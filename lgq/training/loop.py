@@ -1,16 +1,20 @@
-"""The loop around any training: resuming, signals, validation, checkpoints, and a reason to stop.
+"""The training loop: resume, train, validate, save checkpoints, and stop for a reason.
 
-What learns is a `Trainee`; what a run leaves behind is listed in `directory.py`. Steps are optimizer
-steps, counted from 0; "after step n" is after n of them.
+Whatever ends a process, the same call continues its run. Steps are optimizer steps, counted from 0: "after
+step n" means that n of them are done.
 """
 
 import dataclasses
 import logging
+import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +22,12 @@ from torch import Tensor
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import directory_lock, replace_directory
 from lgq.hub import BEST, LAST, seal
+from lgq.progress import training_bar
 from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
-from lgq.training.journal import Journal, WandbTracker, open_journal, show_progress
+from lgq.training.journal import Journal, WandbTracker, open_journal
 from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
     CHECKPOINTS,
-    FREE_FIELDS,
     Resume,
     RunError,
     describe_run,
@@ -31,133 +35,203 @@ from lgq.training.run_directory import (
     require_as_asked,
     require_same_settings,
 )
-from lgq.training.settings import Best, LoopSettings, Outcome, Reason
-from lgq.training.signals import StopRequest, stop_on_signals
-from lgq.training.trainer import NonFiniteError, Trainee
+from lgq.training.trainer import NonFiniteError, Trainer
 
-__all__ = [
-    "FREE_FIELDS",
-    "DivergedError",
-    "LoopSettings",
-    "NonFiniteError",
-    "Outcome",
-    "Resume",
-    "RunError",
-    "Trainee",
-    "run_loop",
-]
+INTERRUPTED = 75
+"""Exit code of a run that was asked to stop and has saved: run the same command again (EX_TEMPFAIL)."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""A scheduler ends the job, Ctrl-C, Slurm's warning: each asks to finish the step, save and stop."""
+
+Reason = Literal["finished", "interrupted", "out_of_time", "no_improvement"]
 
 _log = logging.getLogger(__name__)
 
 
 class DivergedError(RunError):
-    """A term of the loss is NaN or infinite; the last good checkpoint stands."""
+    """A term of the loss is NaN or infinite; the last good checkpoint is untouched."""
 
     exit_code = 1
 
 
-def run_loop(trainee: Trainee, settings: LoopSettings, out: str | Path, resume: Resume = "auto") -> Outcome:
-    """Train until a reason to stop; whatever ends the process, the same call goes on from there.
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
 
-    resume: `auto` continues what is in `out`, if anything; `never` refuses a directory with a run in
-        it; `must` refuses one without.
+    reason: Reason
+    step: int
+    """Optimizer steps done, over all restarts."""
+    best: float | None
+    """Best validation score, the lowest one; None before the first validation."""
+    best_step: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 75 if the same command should be run again, 0 if the run is over."""
+        return INTERRUPTED if self.reason == "interrupted" else 0
+
+
+@dataclass
+class Best:
+    """The best validation score so far, and the number of validations since."""
+
+    score: float | None = None
+    step: int | None = None
+    validations_since: int = 0
+
+    def update(self, score: float, step: int) -> bool:
+        """Count a validation; returns whether its score is the best one."""
+        if math.isfinite(score) and (self.score is None or score < self.score):
+            self.score, self.step, self.validations_since = score, step, 0
+            return True
+        self.validations_since += 1
+        return False
+
+
+class StopRequest:
+    """Whether a signal asked to stop, and which one came first."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._interrupted = False
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._interrupted |= number == signal.SIGINT
+        self.signal = self.signal or signal.Signals(number)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn signals into a request that the block reads between two steps.
+
+    A second Ctrl-C does not wait: it raises KeyboardInterrupt. Python handles signals in the main thread
+    only, so in other threads no request ever comes.
     """
-    run = Path(out)
-    first = rank() == 0
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.signal(number, request._receive) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            # None is a handler that was not installed from Python, and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
+    """Train until there is a reason to stop, in the trainer's run directory."""
+    run = trainer.out
     # Before the lock, which makes the directory: a refusal leaves nothing behind.
     require_as_asked(run, resume)
-    with directory_lock(run) if first else nullcontext(), stop_on_signals() as stop, _lost_workers_named():
-        loop = _Loop(trainee, settings, run)
+    with (
+        directory_lock(run) if rank() == 0 else nullcontext(),
+        stop_on_signals() as stop,
+        _lost_workers_named(),
+    ):
+        loop = _Loop(trainer)
         loop.resume()
-        with _begun(run, trainee.config(), settings, loop.step) if first else nullcontext() as journal:
-            return loop.go_on(journal, stop)
+        with _journal(trainer, loop.step) if rank() == 0 else nullcontext() as journal:
+            return loop.train(journal, stop)
 
 
 @contextmanager
 def _lost_workers_named() -> Iterator[None]:
-    """Within, the death of a process of the data loader is a `RunError`.
-
-    torch notices it in whatever we are at, or in the midst of a batch that no longer comes.
-    """
+    """Turn the death of a data loader's process, whenever torch notices it, into a `RunError`."""
     try:
         yield
     except (RuntimeError, ConnectionResetError, ConnectionRefusedError, EOFError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
-        way_out = "look whether memory ran out, then run the same command again, perhaps with fewer workers"
+        way_out = "check whether memory ran out, then run the same command again, perhaps with fewer workers"
         raise RunError(f"a process that reads images was killed or has crashed: {way_out}.") from error
 
 
 @contextmanager
-def _begun(run: Path, config: dict[str, Any], settings: LoopSettings, step: int) -> Iterator[Journal]:
-    """The journal of a run whose files are in place."""
+def _journal(trainer: Trainer, step: int) -> Iterator[Journal]:
+    """Write what describes the run, and open its records."""
+    run, config, project = trainer.out, trainer.config(), trainer.run.loop.wandb
     describe_run(run, config)
     with ExitStack() as stack:
-        tracker = None
         with disk_errors_named(run):
-            if settings.wandb is not None:
-                tracker = stack.enter_context(WandbTracker(run, settings.wandb, config, resumed=step > 0))
+            tracker = None
+            if project is not None:
+                tracker = stack.enter_context(WandbTracker(run, project, config, resumed=step > 0))
             journal = stack.enter_context(open_journal(run, step=step, tracker=tracker))
         yield journal
 
 
 class _Loop:
-    def __init__(self, trainee: Trainee, settings: LoopSettings, run: Path):
-        self.trainee, self.settings, self.run = trainee, settings, run
-        self.checkpoints = Checkpoints(run / CHECKPOINTS, settings.keep)
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.settings, self.run = trainer, trainer.run.loop, trainer.out
+        self.checkpoints = Checkpoints(self.run / CHECKPOINTS, self.settings.keep)
         self.step, self.best = 0, Best()
         self.saved_step: int | None = None
         self._seconds, self._last_look = 0.0, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Taken so far, over restarts. No clock of the machine can turn it back."""
+        """Seconds of training over all restarts; never decreases, whatever the clock does."""
         before, self._last_look = self._last_look, time.monotonic()
         self._seconds += max(0.0, self._last_look - before)
         return self._seconds
 
     def resume(self) -> None:
+        """Continue from the newest whole checkpoint, if there is any checkpoint."""
         path = self.checkpoints.latest()
         if path is None and (damaged := self.checkpoints.paths()):
             way_out = "restore one from a copy, or choose another directory to start over"
-            raise RunError(f"none of {len(damaged)} checkpoints in {damaged[0].parent} is whole: {way_out}.")
+            raise RunError(f"all {len(damaged)} checkpoints in {damaged[0].parent} are damaged: {way_out}.")
         if path is None:
             return
         state = self.checkpoints.load(path)
-        require_same_settings(self.run, state["config"], self.trainee.config())
-        self.trainee.load_state(state["trainee"])
+        require_same_settings(self.run, state["config"], self.trainer.config())
+        self.trainer.load_state(state["trainer"])
         self.step, self.best = state["step"], Best(**state["best"])
         self.saved_step, self._seconds = self.step, state["seconds"]
-        self._restore_random_state(path, state)
+        ranks = read_manifest(path).world_size
+        if ranks == world_size():
+            own_state = state if rank() == 0 else self.checkpoints.load(path, rank())
+            restore_random_state(own_state["random"])
+        else:
+            # The trainer has just seeded the random numbers of this process.
+            warning = "%s was saved by %d processes and continues with %d: its random numbers change"
+            _log.warning(warning, path, ranks, world_size())
         _log.info("resumed %s after step %d", path, self.step)
 
-    def go_on(self, journal: Journal | None, stop: StopRequest) -> Outcome:
-        settings, pace = self.settings, self.trainee.items_per_step
+    def train(self, journal: Journal | None, stop: StopRequest) -> Outcome:
+        settings, pace = self.settings, self.trainer.run.images_per_step(world_size())
         if self.saved_step is not None:
-            # A process that was killed right after its checkpoint left this undone.
+            # A process that was killed right after its checkpoint did not get here.
             self._publish_weights()
-        reason = self._reason(interrupted=False)
-        with show_progress(settings.steps, self.step, pace, hidden=rank() > 0) as progress:
+        reason = self._reason_to_stop(interrupted=False)
+        with training_bar(settings.steps, self.step, pace, hidden=rank() > 0) as bar:
             while reason is None:
                 terms = self._train_step()
                 self.step += 1
                 if self.step % settings.log_every == 0:
                     values = _mean_over_ranks(terms)
-                    progress.note(values)
+                    bar.note(values)
                     self._record(journal, "train", values)
                 if self.step % settings.validate_every == 0 or self.step == settings.steps:
-                    progress.note(self._validate(journal))
-                reason = self._reason(interrupted=bool(stop))
+                    bar.note(self._validate(journal))
+                reason = self._reason_to_stop(interrupted=bool(stop))
                 if self._checkpoint_is_due() or reason is not None:
                     self._save(journal)
-                progress.advance(self.step)
+                bar.advance(self.step)
         # The first rank still publishes: where one process ends, schedulers end the others.
         _count_ranks(False)
         return Outcome(reason=reason, step=self.step, best=self.best.score, best_step=self.best.step)
 
     def _train_step(self) -> dict[str, Tensor]:
         try:
-            terms = self.trainee.train_step(self.step)
+            terms = self.trainer.train_step(self.step)
         except NonFiniteError as error:
             raise DivergedError(self._diagnosis(str(error))) from error
         culprit = first_non_finite(terms)
@@ -167,21 +241,20 @@ class _Loop:
         return terms
 
     def _diagnosis(self, culprit: str | None) -> str:
-        last = "none" if self.saved_step is None else f"of step {self.saved_step}"
-        way_out = f"the last good checkpoint, {last}, stands; lower the learning rate"
+        last = "none yet" if self.saved_step is None else f"of step {self.saved_step}"
+        way_out = f"the last good checkpoint ({last}) is untouched; lower the learning rate"
         if culprit is None:
             return f"another rank's loss is not finite at step {self.step}: {way_out}."
-        names = ", ".join(self.trainee.describe_batch())
+        names = ", ".join(self.trainer.batch_names)
         return f"{culprit} is not finite at step {self.step}: {way_out}, or look at the batch: {names}."
 
     def _validate(self, journal: Journal | None) -> dict[str, float]:
-        values = self.trainee.validate(self.step)
-        by, higher = self.trainee.score, self.trainee.higher_is_better
-        is_best = self.best.take(values[by], self.step, higher_is_better=higher)
-        self._record(journal, "validation", values, best=is_best, best_by=by)
+        values, best_by = self.trainer.validate(self.step), self.trainer.best_by
+        is_best = self.best.update(values[best_by], self.step)
+        self._record(journal, "validation", values, best=is_best, best_by=best_by)
         return values
 
-    def _reason(self, *, interrupted: bool) -> Reason | None:
+    def _reason_to_stop(self, *, interrupted: bool) -> Reason | None:
         settings = self.settings
         if self.step >= settings.steps:
             return "finished"
@@ -205,35 +278,29 @@ class _Loop:
                 "step": self.step,
                 "seconds": self.seconds,
                 "best": dataclasses.asdict(self.best),
-                "config": self.trainee.config(),
-                "trainee": self.trainee.state(),
+                "config": self.trainer.config(),
+                "trainer": self.trainer.state(),
             }
         self.checkpoints.save(self.step, state)
         self.saved_step = self.step
         self._publish_weights()
 
     def _publish_weights(self) -> None:
-        """Those of the checkpoint that was just saved or loaded. No others: a run that falls back to a
-        checkpoint would not know of a best score that came after it."""
+        """Write last/, and best/ if it is due, after the checkpoint that they belong to.
+
+        Never before it: a run that falls back to an older checkpoint would not know of a best score that
+        came after.
+        """
         names = [LAST, BEST] if self.step == self.best.step else [LAST]
         for name in names if rank() == 0 else ():
             with disk_errors_named(self.run), replace_directory(self.run / name) as directory:
-                self.trainee.save_pretrained(directory)
+                self.trainer.save_pretrained(directory)
                 seal(directory, self.step)
 
     def _record(self, journal: Journal | None, split: str, values: dict[str, float], **notes: Any) -> None:
         if journal is not None:
             with disk_errors_named(self.run):
                 journal.record(self.step, split, values, seconds=self.seconds, **notes)
-
-    def _restore_random_state(self, path: Path, first_rank: dict[str, Any]) -> None:
-        ranks = read_manifest(path).world_size
-        if ranks != world_size():
-            # The random states at hand are those of a start, which nobody has drawn from yet.
-            _log.warning("%s is of %d ranks, here are %d: the run becomes another", path, ranks, world_size())
-            return
-        state = first_rank["random"] if rank() == 0 else self.checkpoints.load(path, rank())["random"]
-        restore_random_state(state)
 
 
 def _mean_over_ranks(terms: dict[str, Tensor]) -> dict[str, float]:
@@ -242,5 +309,6 @@ def _mean_over_ranks(terms: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(terms, means.tolist(), strict=True))
 
 
-def _count_ranks(here: bool) -> int:
-    return int(here) if world_size() == 1 else int(sum_over_ranks(torch.tensor(int(here))))
+def _count_ranks(condition: bool) -> int:
+    """Return the number of ranks on which a condition holds."""
+    return int(condition) if world_size() == 1 else int(sum_over_ranks(torch.tensor(int(condition))))

@@ -1,4 +1,4 @@
-"""The networks of a run: the tokenizer, and what judges its reconstructions (Esser et al. 2021)."""
+"""Networks of a tokenizer's training: tokenizer, discriminator, LPIPS, and those that metrics need."""
 
 import logging
 import os
@@ -19,53 +19,52 @@ from lgq.weights import WeightsError
 
 _log = logging.getLogger(__name__)
 
-Judge = TypeVar("Judge", InceptionV3, LPIPS)
+PretrainedNetwork = TypeVar("PretrainedNetwork", InceptionV3, LPIPS)
 
 
 class Networks(NamedTuple):
+    """Networks of a tokenizer's training step."""
+
     tokenizer: Tokenizer
     discriminator: nn.Module | None
-    """Learns too; none where the objective has no GAN term."""
+    """Trained as well; None if the loss has no GAN term."""
     perceptual: LPIPS | None
-    """Does not learn; none where the objective has no LPIPS term."""
+    """Frozen; None if the loss has no LPIPS term."""
 
 
-def require_possible(run: TokenizerRun) -> None:
-    """Refuse settings that no network here can serve."""
-    if run.loss.gan and run.image_size < PatchDiscriminator().smallest_side:
-        least = PatchDiscriminator().smallest_side
+def require_feasible(run: TokenizerRun) -> None:
+    """Refuse images too small for the discriminator, and networks too large for the memory."""
+    smallest = PatchDiscriminator().smallest_side
+    if run.loss.gan and run.image_size < smallest:
         raise RunError(
-            f"the discriminator needs images of {least} pixels or more, got image_size={run.image_size}: "
-            "take larger ones, or set loss.gan=0."
+            f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "
+            "use larger images, or set loss.gan=0."
         )
-    _require_room(run)
-
-
-def _require_room(run: TokenizerRun) -> None:
-    """By weights, gradients and AdamW's two means alone: what is larger cannot even begin."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            # Weights, gradients and AdamW's two averages, in float32: a lower bound.
             needed = 4 * 4 * sum(_tokenizer(run).parameter_counts().values())
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
         raise RunError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
-    if needed > total_memory():
+    if needed > _total_memory():
         raise RunError(
-            f"this tokenizer needs {needed / 2**30:,.0f} GiB and more, and here are "
-            f"{total_memory() / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
+            f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and this machine has "
+            f"{_total_memory() / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
         )
 
 
-def total_memory() -> int:
-    """Bytes of the GPU, or of the machine that has none."""
+def _total_memory() -> int:
+    """Return the bytes of the GPU, or of the machine if it has none."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory_format) -> Networks:
-    """On their device, as the run's seed starts them; leaves torch's own generator anywhere.
+    """Build the networks with the initial weights of the run's seed, on a device; reseeds torch.
 
-    LPIPS comes from the cache of weights, or is a `WeightsError` with the command that brings it there.
+    LPIPS is loaded from the cache; without its weights, the `WeightsError` names the command that fetches
+    them.
     """
     perceptual = LPIPS.pretrained() if run.loss.lpips else None
     tokenizer = _tokenizer(run)
@@ -75,35 +74,34 @@ def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory
     return Networks(tokenizer, discriminator, perceptual)
 
 
-def build_judges(
+def build_metric_networks(
     run: TokenizerRun, lpips: LPIPS | None, device: torch.device, *, images: int
 ) -> tuple[str, MetricNetworks]:
-    """What validations choose by, of `run.best_by` and what stands in for it, and the networks they need.
+    """Return the metric that selects the best weights, and the networks that validations need.
 
-    lpips: the network of the objective, if it has one.
-    images: of a validation; a single one has no rfid.
+    The metric is `run.best_by`, or the next one of rfid, lpips, l1 whose network has its weights here.
+
+    lpips: the network of the loss, if it has one.
+    images: number of validation images; rFID needs two.
     """
-    best_by, judges = _judges_found(run, lpips, device, images)
-    return best_by, agreed(judges)
+    best_by: str = run.best_by
+    computes_rfid = images > 1 and (best_by == "rfid" or run.rfid_images is not None)
+    inception = _pretrained(InceptionV3, "rfid", device) if computes_rfid else None
+    if best_by == "rfid" and inception is None:
+        best_by = "lpips"
+    if best_by == "lpips":
+        lpips = lpips or _pretrained(LPIPS, "lpips", device)
+        best_by = "l1" if lpips is None else "lpips"
+    return best_by, agreed(MetricNetworks(lpips, inception))
 
 
-def _judges_found(
-    run: TokenizerRun, lpips: LPIPS | None, device: torch.device, images: int
-) -> tuple[str, MetricNetworks]:
-    takes_rfid = images > 1 and (run.best_by == "rfid" or run.rfid_images is not None)
-    inception = _pretrained(InceptionV3, "rfid", device) if takes_rfid else None
-    if inception is not None and run.best_by == "rfid":
-        return "rfid", MetricNetworks(lpips, inception)
-    if run.best_by != "l1" and (found := lpips or _pretrained(LPIPS, "lpips", device)):
-        return "lpips", MetricNetworks(found, inception)
-    return "l1", MetricNetworks(lpips, inception)
-
-
-def _pretrained(network: type[Judge], metric: str, device: torch.device) -> Judge | None:
+def _pretrained(
+    network: type[PretrainedNetwork], metric: str, device: torch.device
+) -> PretrainedNetwork | None:
     try:
         return placed(network.pretrained(), device)
     except WeightsError as error:
-        _log.warning("validations are without %s: %s", metric, error)
+        _log.warning("validation without %s: %s", metric, error)
         return None
 
 
@@ -119,7 +117,7 @@ def _tokenizer(run: TokenizerRun) -> Tokenizer:
 
 
 def _discriminator(run: TokenizerRun, device: torch.device) -> nn.Module:
-    # Its own seed: how many numbers the tokenizer drew is none of its business.
+    # Its own seed: its weights do not depend on how many numbers the tokenizer drew.
     torch.manual_seed(run.seed + 1)
     discriminator = PatchDiscriminator()
     if world_size() > 1 and device.type == "cuda":

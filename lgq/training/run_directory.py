@@ -27,7 +27,7 @@ from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
 from lgq.training.checkpoint import Checkpoints
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, IMAGES = "checkpoints", "images"
 
 
 class RunError(LGQError):

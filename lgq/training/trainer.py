@@ -1,145 +1,186 @@
-"""What the loop trains: anything that takes a step, validates, and can be saved to the last bit.
+"""The trainer that tokenizers and generators share: optimizer steps, gradient accumulation, state.
 
-A module that learns: AdamW (Loshchilov & Hutter 2019), clipped gradients, the loss scale of fp16.
-
-What all trainings have in common, around the loop: sources, means, averages, pictures.
-
-Devices and processes of a training, as torchrun starts them or alone.
+A subclass adds what its model needs: the loss of a batch, the validation, and what is published.
 """
 
-import os
-from collections.abc import Sized
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lgq.distributed import join_processes, sum_over_ranks, world_size
+from lgq.data import ImageLoader, StreamLoader
+from lgq.data.token_loader import TokenLoader
+from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import make_directory, replace_file
+from lgq.training.checkpoint import seed_random_state
 from lgq.training.ema import WeightAverage
-from lgq.training.run_directory import RunError, disk_errors_named
+from lgq.training.run_directory import IMAGES, disk_errors_named
 from lgq.training.settings import TrainingRun
 
 
-@runtime_checkable
-class Trainee(Protocol):
-    """What learns. With several processes every method is called on every rank, in the same order."""
-
-    score: str
-    """The value of `validate` that decides which weights are the best."""
-    higher_is_better: bool
-    items_per_step: int
-    """Over all ranks; for the rate that is shown."""
-
-    def config(self) -> dict[str, Any]:
-        """All that the result depends on, resolved, as JSON; with a `seed`."""
-
-    def train_step(self, step: int) -> dict[str, Tensor]:
-        """One optimizer step, the `step`-th from 0; detached scalars, in the order in which one spoils
-        the next. May raise `NonFiniteError` where it cannot go on."""
-
-    def validate(self, step: int) -> dict[str, float]:
-        """After `step` steps, the same on every rank; draws no random numbers."""
-
-    def state(self) -> dict[str, Any]:
-        """All that `load_state` needs to go on to the last bit, but the random states."""
-
-    def load_state(self, state: dict[str, Any]) -> None: ...
-
-    def save_pretrained(self, directory: Path) -> None:
-        """Write what users load; on the first rank alone."""
-
-    def describe_batch(self) -> list[str]:
-        """Names of the files in the present batch of this rank."""
-
-
 class NonFiniteError(ArithmeticError):
-    """Raised by a trainee that met NaN or infinity before it had a loss; names the term."""
+    """NaN or infinity before there is a loss; the message names what holds it."""
 
 
-class Learner:
-    """A module's parameters with their optimizer, and the scale that keeps fp16 gradients from vanishing."""
+class ClippedAdamW:
+    """AdamW (Loshchilov & Hutter 2019) with clipped gradients, and the loss scale that fp16 needs."""
 
     def __init__(self, module: nn.Module, run: TrainingRun, device: torch.device):
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
+        self._adamw = torch.optim.AdamW(
             self.parameters, lr=run.learning_rate, betas=run.betas, weight_decay=run.weight_decay
         )
         self._scaler = torch.amp.GradScaler(device.type, enabled=run.precision == "fp16")
-        self._clip = float("inf") if run.clip is None else run.clip
+        self._clip = run.clip
 
     def backward(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradients of a loss."""
         self._scaler.scale(loss).backward()
 
     def average_gradients(self) -> None:
-        """Over ranks, for a module that no wrapper does it for."""
+        """Average gradients over ranks, for a module that DistributedDataParallel does not wrap."""
         if world_size() > 1:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.copy_(sum_over_ranks(parameter.grad) / world_size())
 
-    def step(self, rate: float) -> Float[Tensor, ""]:
-        """Follow the gradients at this learning rate, and forget them; returns their norm."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._scaler.unscale_(self._optimizer)
+    def step(self, learning_rate: float) -> Float[Tensor, ""]:
+        """Update the parameters and clear their gradients; returns the gradient's norm before clipping."""
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._scaler.unscale_(self._adamw)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        if self._clip < float("inf"):
+        if self._clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self._clip, norm)
-        self._scaler.step(self._optimizer)
+        self._scaler.step(self._adamw)
         self._scaler.update()
-        self._optimizer.zero_grad()
-        # Overflow is how the scaler finds its scale: it leaves such a step out, and the run goes on.
+        self._adamw.zero_grad()
+        # The scaler finds its scale by overflow: it skips such a step, and the run goes on.
         return norm.nan_to_num(posinf=0.0) if self._scaler.is_enabled() else norm
 
     def state(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "scaler": self._scaler.state_dict()}
+        return {"adamw": self._adamw.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._adamw.load_state_dict(state["adamw"])
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["scaler"])
 
 
-IMAGES = "images"
+class Trainer(ABC):
+    """A model in training; with several processes, all call every method in the same order.
+
+    run: the settings, with `loop.steps` resolved for the data.
+    model: the network that is trained, on `device`.
+    loader: gives endless batches from any position in the data.
+    out: the run directory.
+
+    A trainer seeds the random numbers of its process, so that a step does not depend on how many were
+    drawn before; build other networks first.
+    """
+
+    best_by: str
+    """Name of the validation metric whose lowest value selects the best weights."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        model: nn.Module,
+        loader: ImageLoader | StreamLoader | TokenLoader,
+        out: Path,
+        device: torch.device,
+    ):
+        self.run, self.model, self.out, self.device = run, model, out, device
+        self.batch_names: list[str] = []
+        """Names of the images that this rank saw in the last step."""
+        self._parallel = model if world_size() == 1 else _data_parallel(model, device)
+        self._forward = torch.compile(self._parallel) if run.compile else self._parallel
+        self._optimizer = ClippedAdamW(model, run, device)
+        self._average = WeightAverage(model, run.average_decay) if run.average_decay else None
+        self._loader = loader
+        self._position: Any = 0  # of the loader, which knows what it means
+        self._batches: Iterator[Any] | None = None
+        seed_random_state(run.rank_seed(rank(), world_size()))
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return everything that the weights depend on, resolved, as JSON; it has a `seed`."""
+
+    @abstractmethod
+    def _accumulate(self, step: int) -> dict[str, Tensor]:
+        """Add the gradients of the next batch; returns detached scalars, causes before effects."""
+
+    @abstractmethod
+    def validate(self, step: int) -> dict[str, float]:
+        """Return the metrics after `step` steps, equal on every rank; draws no random numbers."""
+
+    @abstractmethod
+    def save_pretrained(self, directory: Path) -> None:
+        """Write what users load; called on the first rank only."""
+
+    def train_step(self, step: int) -> dict[str, Tensor]:
+        """Take optimizer step number `step`, counted from 0; returns detached scalars for the log.
+
+        Their order tells where a NaN began: a term comes before those that it spoils.
+        """
+        learning_rate = self.run.learning_rate_at(step)
+        self.model.train()
+        self.batch_names.clear()
+        batches = []
+        for last in [False] * (self.run.accumulate - 1) + [True]:
+            # Ranks exchange gradients once per step, with the last batch.
+            with nullcontext() if last else self._without_sync():
+                batches.append(self._accumulate(step))
+        terms = {name: torch.stack([batch[name] for batch in batches]).mean() for name in batches[0]}
+        terms["gradient"] = self._optimizer.step(learning_rate)
+        if self._average is not None:
+            self._average.update(self.model)
+        return terms | {"learning_rate": torch.tensor(learning_rate)}
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that `load_state` needs to continue bit for bit, except random states."""
+        return {
+            "position": self._position,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state(),
+            "average": self._average.state_dict() if self._average else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._position, self._batches = state["position"], None
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state(state["optimizer"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+
+    def _next_batch(self) -> Any:
+        if self._batches is None:
+            self._batches = self._loader.stream(self._position)
+        batch = next(self._batches)
+        self._position = batch.position
+        self.batch_names += batch.names
+        return batch
+
+    def _averaged_weights(self) -> AbstractContextManager[None]:
+        """Give the model its averaged weights, if there is an average, for the length of a block."""
+        return nullcontext() if self._average is None else self._average.applied_to(self.model)
+
+    def _save_picture(self, step: int, png: bytes) -> None:
+        with disk_errors_named(self.out):
+            make_directory(self.out / IMAGES)
+            replace_file(self.out / IMAGES / f"step-{step:06d}.png", png)
+
+    def _without_sync(self) -> AbstractContextManager[Any]:
+        parallel = self._parallel
+        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
 
 
-def describe_data(dataset: Sized) -> dict[str, Any]:
-    """What config.json says of a data set."""
-    return {"source": repr(dataset), "images": len(dataset)}
-
-
-def mean_terms(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Of the batches of one step, term by term."""
-    return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
-
-
-def averaged(model: nn.Module, average: WeightAverage | None) -> AbstractContextManager[None]:
-    """Within, the model has its averaged weights, if there is an average."""
-    return nullcontext() if average is None else average.applied_to(model)
-
-
-def save_picture(run: Path, step: int, png: bytes) -> None:
-    """Into the images of a run directory, by the step."""
-    with disk_errors_named(run):
-        make_directory(run / IMAGES)
-        replace_file(run / IMAGES / f"step-{step:06d}.png", png)
-
-
-def prepare_accelerator() -> Accelerator:
-    """The process group, if there is one; refuses to train alone what was started as one of several."""
-    device = join_processes()
-    expected = int(os.environ.get("WORLD_SIZE", "1"))
-    # Under torchrun without a GPU, each rank would otherwise believe that it is alone.
-    accelerator = Accelerator(cpu=device.type == "cpu")
-    if accelerator.num_processes != expected:
-        raise RunError(
-            f"started as one of {expected} processes (WORLD_SIZE), but accelerate sees "
-            f"{accelerator.num_processes}: start with torchrun, or unset WORLD_SIZE."
-        )
-    return accelerator
+def _data_parallel(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    return DistributedDataParallel(model, device_ids=None if device.index is None else [device.index])

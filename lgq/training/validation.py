@@ -1,6 +1,6 @@
-"""How good is a tokenizer by now? Quality of reconstructions, use of codes, and a picture of some.
+"""Validation of a tokenizer in training: reconstruction quality, code usage, and a grid of images.
 
-b = images, s = their side.
+b = images, s = their side in pixels.
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from lgq.data import to_png
-from lgq.metrics.code_usage import CodeUsage, learned_codebook
+from lgq.metrics.code_usage import learned_codebook
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import TokenizerQuality, through
 from lgq.tokenizer import Tokenizer
 
 Numbered = tuple[Float[Tensor, "b 3 s s"], Int[Tensor, " b"]]
-"""Images, and the place of each in its data set."""
+"""Images, and the index of each in its data set."""
 
 _GRID_COLUMNS = 8
 
@@ -27,46 +27,52 @@ class Measured(NamedTuple):
     """Result of `measure`."""
 
     values: dict[str, float]
-    """All that `TokenizerQuality` takes with these judges, over all ranks, and norms of learned codes."""
+    """Metrics over the images of all ranks, and norms of learned codes."""
     grid: bytes | None
-    """A PNG of this rank's first images above their reconstructions; none if it had no image."""
+    """PNG of this rank's first images above their reconstructions; None if it had no image."""
     originals: FeatureSet | None
-    """Features of the images of all ranks, for the next validation on them; none without Inception."""
+    """Inception features of the images of all ranks, for the next validation; None without Inception."""
 
 
 def measure(
     tokenizer: Tokenizer,
     batches: Iterable[Numbered],
-    judges: MetricNetworks,
+    networks: MetricNetworks,
     *,
     images: int,
     known: FeatureSet | None = None,
     inspected: Int64[Tensor, " n"] | None = None,
 ) -> Measured:
-    """Take the images of this rank through the tokenizer, which is in eval mode.
+    """Measure a tokenizer, which is in eval mode, on the images of this rank.
 
-    images: that are to come at most, over all ranks.
-    known: their features, from an earlier validation, which has half of Inception's work then.
-    inspected: numbers of the images that pass Inception; None for all.
+    images: largest number of images over all ranks.
+    known: features of the images from an earlier validation, which halve Inception's work.
+    inspected: indices of the images on which rFID is computed; None for all.
     """
     size = tokenizer.codebook_size * tokenizer.stages
-    quality = TokenizerQuality.of(judges, size, images=images, known=known, inspected=inspected)
+    quality = TokenizerQuality.of(networks, size, images=images, known=known, inspected=inspected)
     reconstruct, grid = through(tokenizer), None
     for originals, numbers in batches:
         reconstruction, codes = reconstruct(originals)
         grid = grid or grid_png(originals, reconstruction)
         quality.update(originals, reconstruction, codes, numbers)
-    everywhere = quality.over_ranks()
-    values = everywhere.metrics() | _norms(tokenizer, everywhere.usage)
-    return Measured(values, grid, everywhere.originals)
+    over_ranks = quality.over_ranks()
+    codebook = learned_codebook(tokenizer.quantizer)
+    norms = {} if codebook is None else over_ranks.usage.norm_summary(codebook)
+    return Measured(over_ranks.metrics() | norms, grid, over_ranks.originals)
 
 
 def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:
-    """Up to eight images in a row, each above its reconstruction."""
-    rows = [torch.cat(list(row[:_GRID_COLUMNS]), dim=2) for row in (images, reconstructions)]
-    return to_png(torch.cat(rows, dim=1))
+    """Draw up to eight images in a row, each above its reconstruction."""
+    columns = min(_GRID_COLUMNS, len(images))
+    return to_png(image_grid(torch.cat([images[:columns], reconstructions[:columns]]), columns))
 
 
-def _norms(tokenizer: Tokenizer, usage: CodeUsage) -> dict[str, float]:
-    codebook = learned_codebook(tokenizer.quantizer)
-    return {} if codebook is None else usage.norm_summary(codebook)
+def image_grid(
+    images: Float[Tensor, "b 3 s s"], columns: int = _GRID_COLUMNS
+) -> Float[Tensor, "3 height width"]:
+    """Arrange images row by row; places left over are black."""
+    columns = min(columns, len(images))
+    blanks = images.new_full((-len(images) % columns, *images.shape[1:]), -1.0)
+    rows = torch.cat([images, blanks]).split(columns)
+    return torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)

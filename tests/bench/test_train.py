@@ -13,7 +13,6 @@ from lgq.cli import main
 from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
 from lgq.runs import named_run
-from lgq.training.trainer import prepare_accelerator
 
 RUN = replace(
     named_run("pocket-lgq"),
@@ -29,7 +28,7 @@ RUN = replace(
 @pytest.fixture
 def trainers(tmp_path):
     data = open_dataset("sample")
-    return [OnOneBatch(RUN, data, data, tmp_path, prepare_accelerator()) for _ in range(2)]
+    return [OnOneBatch(RUN, data, data, tmp_path) for _ in range(2)]
 
 
 def test_measured_steps_learn_the_same_and_every_part_takes_time(trainers):

@@ -18,7 +18,8 @@ from lgq.data import DataError, PipeDataset, SampleDataset
 from lgq.data.images import Subset
 from lgq.training.run_directory import RunError
 from lgq.training.settings import LoopSettings
-from lgq.training.tokenizer_trainer import TokenizerTraining, train_tokenizer
+from lgq.training.tokenizer_trainer import TokenizerTrainer
+from lgq.training.tokenizer_trainer import train as train_tokenizer
 
 # torch finds two workers too many on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -36,19 +37,19 @@ def data(tmp_path):
 
 
 def train(data, out, run=TINY, **options):
-    return train_tokenizer(run, data, VALIDATION, out, **options)
+    return train_tokenizer(run, data, out, val_data=VALIDATION, **options)
 
 
 def train_stopped_before(step, data, out, run=TINY):
-    plain = TokenizerTraining.train_step
+    plain = TokenizerTrainer.train_step
 
-    def train_step(self: TokenizerTraining, now: int) -> dict[str, Any]:
+    def train_step(self: TokenizerTrainer, now: int) -> dict[str, Any]:
         if now == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return plain(self, now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenizerTraining, "train_step", train_step)
+        patch.setattr(TokenizerTrainer, "train_step", train_step)
         return train(data, out, run)
 
 
@@ -91,7 +92,7 @@ def test_two_processes_resumed_go_on_each_from_its_own_place(data, tmp_path):
     assert run("broken", 2) == [3, 3]
     assert run("broken", None) == [6, 6]
     assert_identical(left_by(tmp_path / "broken"), left_by(tmp_path / "unbroken"))
-    places = last_state(tmp_path / "broken")["trainee"]["position"]
+    places = last_state(tmp_path / "broken")["trainer"]["position"]
     assert [place[0] for place in places] == [0, 1]
 
 
@@ -114,7 +115,7 @@ def last_state_config(data, out):
 def test_validation_and_epochs_need_more_than_a_stream(data, tmp_path):
     for validation in (None, data):
         with pytest.raises(DataError, match=r"validation \(--val-data\) takes the same images"):
-            train_tokenizer(TINY, data, validation, tmp_path / "run")
+            train_tokenizer(TINY, data, tmp_path / "run", val_data=validation)
     by_epochs = replace(TINY, loop=LoopSettings(epochs=2))
     with pytest.raises(DataError, match=r"of unknown length .* by --steps"):
         train(data, tmp_path / "run", by_epochs)

@@ -19,7 +19,7 @@ from lgq.experiments.tasks import strip_png
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
 from lgq.results import ResultsError
-from lgq.training.signals import INTERRUPTED
+from lgq.training.loop import INTERRUPTED
 
 MOMENTS = {
     "in training": (torch.optim.AdamW, "step"),

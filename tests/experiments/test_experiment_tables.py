@@ -19,8 +19,7 @@ from lgq.quantizers import QUANTIZERS
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import build_generator
-from lgq.training.tokenizer_trainer import TokenizerTraining
-from lgq.training.trainer import prepare_accelerator
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 PAPER, POCKET = named_scale("imagenet256"), named_scale("pocket")
 OF_THE_QUANTIZER = ("quantizer", "codebook_size", "stages", "quantizer_options")
@@ -38,8 +37,8 @@ def without_quantizer(run):
     return replace(run, **{name: getattr(SMOKE.tokenizer, name) for name in OF_THE_QUANTIZER})
 
 
-def training_of(run, sources) -> TokenizerTraining:
-    return TokenizerTraining(run, sources.data, sources.validation, Path(), prepare_accelerator())
+def training_of(run, sources) -> TokenizerTrainer:
+    return TokenizerTrainer(run, sources.data, sources.validation, Path())
 
 
 def test_all_tables_are_there():
@@ -93,7 +92,7 @@ def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images
         batches = []
         for step in range(4):
             training.train_step(step)
-            batches += training.describe_batch()
+            batches += training.batch_names
         # After training, in which quantizers may draw any number of random numbers.
         seen.append((start, batches, training._next_images()))
     assert len(seen) == 15

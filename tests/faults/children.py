@@ -20,11 +20,10 @@ import torch
 from leftovers import NO_TENSORBOARD
 
 from faults.notes import Notes
-from lgq.data import open_dataset
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.loop import DivergedError
 from lgq.training.settings import TokenizerRun
-from lgq.training.tokenizer_trainer import train_tokenizer
+from lgq.training.tokenizer_trainer import train
 
 DIVERGED, REFUSED, STOPPED, UNDOCUMENTED = 1, 2, 75, 99
 """Exit codes: those of the command line, and one for what it does not know."""
@@ -149,7 +148,7 @@ def child(order: Order) -> None:
 
 def _exit_code(order: Order) -> int:
     try:
-        return train_tokenizer(order.run, open_dataset(order.data), None, order.out).exit_code
+        return train(order.run, order.data, order.out).exit_code
     except KeyboardInterrupt:
         return STOPPED
     except ValueError as error:

@@ -14,8 +14,8 @@ import torch
 
 from faults.notes import Notes
 from lgq.training.losses import Objective
-from lgq.training.tokenizer_trainer import TokenizerTraining
-from lgq.training.trainer import Learner
+from lgq.training.tokenizer_trainer import TokenizerTrainer
+from lgq.training.trainer import ClippedAdamW
 
 DAY = 86_400.0
 
@@ -59,11 +59,11 @@ class NotANumber:
 
     def arm(self, out: Path, notes: Notes) -> None:
         if self.where == "gradient":
-            _change(Learner, "backward", self.step, lambda learner, _: _spoil(learner.parameters[0].grad))
+            _change(ClippedAdamW, "backward", self.step, lambda adamw, _: _spoil(adamw.parameters[0].grad))
         elif self.where == "loss":
             _change(Objective, "tokenizer_loss", self.step, lambda _, loss: _spoil(loss.total.data))
         else:
-            _change(TokenizerTraining, "_next_images", self.step, lambda _, images: _spoil(images))
+            _change(TokenizerTrainer, "_next_images", self.step, lambda _, images: _spoil(images))
 
 
 @dataclass(frozen=True)

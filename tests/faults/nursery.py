@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState
 from leftovers import NO_TENSORBOARD
 from tiny_run import TINY, paint_photos, train
 
@@ -20,5 +19,3 @@ logging.getLogger("lgq").setLevel(logging.ERROR)
 with tempfile.TemporaryDirectory() as _folder:
     train(replace(TINY, loop=LoopSettings(steps=1)), paint_photos(Path(_folder)), Path(_folder, "run"))
 logging.getLogger("lgq").setLevel(logging.NOTSET)
-# Whoever is forked may be one of several.
-AcceleratorState._reset_state(reset_partial_state=True)

@@ -7,7 +7,8 @@ import pytest
 from faulty_disk import FaultyDisk
 from leftovers import NoBoard
 
-from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records, show_progress
+from lgq.progress import training_bar
+from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records
 from lgq.training.run_directory import RunError
 
 
@@ -105,7 +106,7 @@ def test_tensorboard_shows_the_same_values(tmp_path):
 
 
 def test_the_progress_bar_is_silent_without_a_terminal(capfd):
-    with show_progress(10, 0, 4, hidden=False) as progress:
+    with training_bar(10, 0, 4, hidden=False) as progress:
         progress.note({"loss": 0.5, "psnr": 20.0, "utilization": 0.9, "gradient": 1.0})
         progress.advance(1)
     assert capfd.readouterr() == ("", "")
@@ -114,7 +115,7 @@ def test_the_progress_bar_is_silent_without_a_terminal(capfd):
 def test_the_progress_bar_shows_loss_psnr_utilization_and_rate_on_a_terminal(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    with show_progress(10, 0, 4, hidden=False) as progress:
+    with training_bar(10, 0, 4, hidden=False) as progress:
         progress.note({"loss": 0.5, "psnr": 20.0, "utilization": 0.9, "gradient": 1.0})
         progress.advance(1)
     shown = capfd.readouterr().err

@@ -22,8 +22,8 @@ from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import WandbTracker, read_records
 from lgq.training.loop import DivergedError, run_loop
 from lgq.training.run_directory import RunError
-from lgq.training.settings import LoopSettings
-from lgq.training.trainer import NonFiniteError
+from lgq.training.settings import LoopSettings, TrainingRun
+from lgq.training.trainer import NonFiniteError, Trainer
 
 SETTINGS = LoopSettings(steps=9, log_every=2, validate_every=3, checkpoint_every=2, keep=2)
 
@@ -31,13 +31,14 @@ SETTINGS = LoopSettings(steps=9, log_every=2, validate_every=3, checkpoint_every
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
 
-class Walk:
+class Walk(Trainer):
     """Learns nothing, but goes somewhere else at each step, by numbers that torch draws."""
 
-    score, items_per_step = "distance", 4
+    best_by = "distance"
 
-    def __init__(self, settings: LoopSettings = SETTINGS):
-        self.settings, self.stride, self.higher_is_better = settings, 1.0, False
+    def __init__(self, settings: LoopSettings = SETTINGS, out: Path = Path()):
+        self.run = TrainingRun(batch_size=4, learning_rate=1.0, loop=settings)
+        self.out, self.stride, self.batch_names = out, 1.0, ["a.png", "b.png"]
         self.place = torch.zeros(3)
         self.visited: list[int] = []
         self.signals: dict[int, signal.Signals] = {}
@@ -46,7 +47,7 @@ class Walk:
         torch.manual_seed(3)
 
     def config(self) -> dict[str, Any]:
-        return {"seed": 3, "stride": self.stride, "nested": {"deep": [1, 2]}, "loop": to_json(self.settings)}
+        return {"seed": 3, "stride": self.stride, "nested": {"deep": [1, 2]}, "loop": to_json(self.run.loop)}
 
     def train_step(self, step: int) -> dict[str, Tensor]:
         self.visited.append(step)
@@ -72,8 +73,8 @@ class Walk:
     def save_pretrained(self, directory: Path) -> None:
         (directory / "place.json").write_text(json.dumps(self.place.tolist()))
 
-    def describe_batch(self) -> list[str]:
-        return ["a.png", "b.png"]
+    def _accumulate(self, step: int) -> dict[str, Tensor]:
+        raise NotImplementedError
 
 
 def content(run: Path) -> dict[str, Any]:
@@ -82,12 +83,12 @@ def content(run: Path) -> dict[str, Any]:
 
 
 def walk(run: Path, **changes: Any) -> Walk:
-    trainee = Walk(changes.pop("settings", SETTINGS))
+    trainer = Walk(changes.pop("settings", SETTINGS), run)
     resume = changes.pop("resume", "auto")
     for name, value in changes.items():
-        setattr(trainee, name, value)
-    trainee.outcome = run_loop(trainee, trainee.settings, run, resume)  # type: ignore[attr-defined]
-    return trainee
+        setattr(trainer, name, value)
+    trainer.outcome = run_loop(trainer, resume)  # type: ignore[attr-defined]
+    return trainer
 
 
 def test_a_whole_run_leaves_what_the_contract_names(tmp_path):
@@ -119,12 +120,12 @@ def test_a_resumed_run_equals_an_unbroken_run(tmp_path, stops):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_its_step_with_everything_saved(tmp_path, number):
-    trainee = walk(tmp_path, signals={4: number})
-    assert trainee.outcome.reason == "interrupted"
-    assert trainee.outcome.exit_code == 75
-    assert trainee.visited == [0, 1, 2, 3, 4]
+    trainer = walk(tmp_path, signals={4: number})
+    assert trainer.outcome.reason == "interrupted"
+    assert trainer.outcome.exit_code == 75
+    assert trainer.visited == [0, 1, 2, 3, 4]
     assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000005"
-    assert json.loads((tmp_path / "last/place.json").read_text()) == trainee.place.tolist()
+    assert json.loads((tmp_path / "last/place.json").read_text()) == trainer.place.tolist()
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
@@ -137,10 +138,10 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
 
 
 def test_a_run_killed_after_its_last_checkpoint_still_gets_its_last_weights(tmp_path):
-    trainee = walk(tmp_path)
+    trainer = walk(tmp_path)
     (tmp_path / "last/place.json").write_text("of an earlier checkpoint")
     walk(tmp_path)
-    assert json.loads((tmp_path / "last/place.json").read_text()) == trainee.place.tolist()
+    assert json.loads((tmp_path / "last/place.json").read_text()) == trainer.place.tolist()
 
 
 @pytest.mark.parametrize("poison", ["near", "far", "raise"])
@@ -167,8 +168,8 @@ def test_a_run_that_diverged_can_go_on_from_its_last_good_checkpoint(tmp_path):
 def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
     settings = LoopSettings(steps=50, validate_every=1, checkpoint_every=50, patience=3)
     scores = {1: 5.0, 2: 4.0, 3: 4.0, 4: 4.5, 5: 6.0, 6: 1.0}
-    trainee = walk(tmp_path, settings=settings, scores=scores)
-    outcome = trainee.outcome
+    trainer = walk(tmp_path, settings=settings, scores=scores)
+    outcome = trainer.outcome
     assert (outcome.reason, outcome.step, outcome.best, outcome.best_step) == ("no_improvement", 5, 4.0, 2)
     assert outcome.exit_code == 0
     assert walk(tmp_path, settings=settings, scores=scores).outcome == outcome
@@ -182,11 +183,10 @@ def test_patience_counts_over_restarts(tmp_path):
     assert walk(tmp_path, settings=settings, scores=scores).outcome.step == 4
 
 
-@pytest.mark.parametrize(("higher_is_better", "best_step"), [(False, 6), (True, 3)])
-def test_the_best_weights_are_those_of_the_best_score(tmp_path, higher_is_better, best_step):
-    scores = {3: 2.0, 6: 1.0, 9: 1.5}
-    trainee = walk(tmp_path, scores=scores, higher_is_better=higher_is_better)
-    assert (trainee.outcome.best, trainee.outcome.best_step) == (scores[best_step], best_step)
+def test_the_best_weights_are_those_of_the_lowest_score(tmp_path):
+    scores, best_step = {3: 2.0, 6: 1.0, 9: 1.5}, 6
+    trainer = walk(tmp_path, scores=scores)
+    assert (trainer.outcome.best, trainer.outcome.best_step) == (scores[best_step], best_step)
     twin = Walk()
     for step in range(best_step):
         twin.train_step(step)
@@ -202,8 +202,8 @@ class Killed(BaseException):
 class Mortal(Walk):
     """Is killed when it is to do something for the `last`-th time."""
 
-    def __init__(self, last: int, settings: LoopSettings):
-        super().__init__(settings)
+    def __init__(self, last: int, settings: LoopSettings, out: Path):
+        super().__init__(settings, out)
         self.left = last
 
     def _live(self) -> None:
@@ -235,10 +235,11 @@ def test_wherever_a_run_is_killed_its_best_weights_are_of_the_best_score_that_it
     places = [unbroken.train_step(step) and unbroken.place.tolist() for step in range(4)]
     best_steps = []
     for last in range(1, 18):
-        run, trainee = quick_path / str(last), Mortal(last, settings)
-        trainee.scores = scores
+        run = quick_path / str(last)
+        trainer = Mortal(last, settings, run)
+        trainer.scores = scores
         with pytest.raises(Killed):
-            run_loop(trainee, settings, run)
+            run_loop(trainer)
         if not Checkpoints(run / "checkpoints").paths():
             assert not (run / "best").exists()
             continue
@@ -365,9 +366,9 @@ def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
             found.update({p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")})
             return super().train_step(step)
 
-    trainee = Curious()
-    run_loop(trainee, SETTINGS, tmp_path)
-    assert found["config.json"] == trainee.config()
+    trainer = Curious(out=tmp_path)
+    run_loop(trainer)
+    assert found["config.json"] == trainer.config()
     environment = found["environment.json"]
     assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
     assert (environment["seed"], environment["world_size"]) == (3, 1)
@@ -407,11 +408,11 @@ def test_settings_that_make_no_sense_are_refused_by_name(wrong):
 )
 def test_epochs_are_whole_steps_that_see_them_all_and_never_more_than_steps(epochs, items, steps):
     settings = dataclasses.replace(SETTINGS, epochs=epochs)
-    assert settings.for_data(items, items_per_step=4) == dataclasses.replace(settings, steps=steps)
+    assert settings.for_data(items, images_per_step=4) == dataclasses.replace(settings, steps=steps)
 
 
 def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):
-    by_epochs = dataclasses.replace(SETTINGS, epochs=2).for_data(12, items_per_step=4)
+    by_epochs = dataclasses.replace(SETTINGS, epochs=2).for_data(12, images_per_step=4)
     walk(tmp_path, settings=by_epochs, signals={2: signal.SIGTERM})
     assert walk(tmp_path, settings=dataclasses.replace(SETTINGS, steps=6)).outcome.reason == "finished"
 
@@ -421,7 +422,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_
     for manifest in tmp_path.glob("checkpoints/*/manifest.json"):
         manifest.write_text("{}")
     journal, config = ((tmp_path / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
-    with pytest.raises(RunError, match=r"none of \d+ checkpoints in .* is whole: restore one"):
+    with pytest.raises(RunError, match=r"all \d+ checkpoints in .* are damaged: restore one"):
         walk(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == journal
     assert (tmp_path / "config.json").read_bytes() == config

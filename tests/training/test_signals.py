@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from lgq.training.signals import INTERRUPTED, SIGNALS, stop_on_signals
+from lgq.training.loop import INTERRUPTED, SIGNALS, stop_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -13,7 +13,8 @@ from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import train_generator
-from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule
+from lgq.training.loop import Outcome
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 
 CODES = 6
 TINY = GeneratorRun(
@@ -53,4 +54,4 @@ def draw_tokens(folder: Path, images: int = 9, **options: Any) -> TokenDataset:
 
 
 def train(run: GeneratorRun, tokens: TokenDataset, out: Path, **options: Any) -> Outcome:
-    return train_generator(run, tokens, None, tokenizer(), out, **options)
+    return train_generator(run, tokens, out, tokenizer=tokenizer(), **options)

@@ -40,13 +40,14 @@ from lgq.models.transformer import TransformerSettings
 from lgq.random import batch_seed
 from lgq.tokenizer import load_tokenizer
 from lgq.training import generator_trainer as generator
-from lgq.training import trainer as processes
+from lgq.training import trainer as base
 from lgq.training.footprint import generator_footprint
-from lgq.training.generator_trainer import GeneratorTraining, grid_of, require_fit, train_generator
+from lgq.training.generator_trainer import GeneratorTrainer, open_tokens, train_generator
 from lgq.training.journal import read_records
-from lgq.training.loop import DivergedError
+from lgq.training.loop import DivergedError, Outcome
 from lgq.training.run_directory import RunError
-from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
+from lgq.training.validation import image_grid
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
@@ -75,29 +76,29 @@ def trained(tokens: TokenDataset, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-def begin(run: GeneratorRun, tokens: TokenDataset, out: Path) -> GeneratorTraining:
-    return GeneratorTraining(run, tokens, tokens, tokenizer(), out, processes.prepare_accelerator())
+def begin(run: GeneratorRun, tokens: TokenDataset, out: Path) -> GeneratorTrainer:
+    return GeneratorTrainer(run, tokens, tokens, tokenizer(), out)
 
 
 def before_step(
-    step: int, action: Callable[[GeneratorTraining], None], monkeypatch: pytest.MonkeyPatch
+    step: int, action: Callable[[GeneratorTrainer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = GeneratorTraining.train_step
+    plain = GeneratorTrainer.train_step
 
-    def train_step(self: GeneratorTraining, now: int) -> dict[str, Tensor]:
+    def train_step(self: GeneratorTrainer, now: int) -> dict[str, Tensor]:
         if now == step:
             action(self)
         return plain(self, now)
 
-    monkeypatch.setattr(GeneratorTraining, "train_step", train_step)
+    monkeypatch.setattr(GeneratorTrainer, "train_step", train_step)
 
 
-def seen_by(trainee: GeneratorTraining, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+def seen_by(trainer: GeneratorTrainer, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tokens, classes and places that the transformer is asked about."""
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
-    trainee.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    trainer.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     for step in range(steps):
-        trainee.train_step(step)
+        trainer.train_step(step)
     return calls
 
 
@@ -125,7 +126,7 @@ def test_a_run_goes_on_with_its_own_tokens_alone(tokens, trained, tmp_path, opti
     others = draw_tokens(tmp_path / "others", **options)
     for training, validation, prefix in ((others, others, ""), (tokens, others, "validation_")):
         with pytest.raises(RunError, match=re.escape(prefix + name)):
-            train_generator(TINY, training, validation, tokenizer(), tmp_path / "run")
+            train_generator(TINY, training, tmp_path / "run", val_tokens=validation, tokenizer=tokenizer())
 
 
 def test_a_run_goes_on_with_tokens_that_were_moved(tokens, trained, tmp_path):
@@ -135,10 +136,11 @@ def test_a_run_goes_on_with_tokens_that_were_moved(tokens, trained, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 5])
-def test_the_highest_seed_trains_whatever_the_number_of_processes(tokens, tmp_path, monkeypatch, ranks):
-    monkeypatch.setattr(generator, "world_size", lambda: ranks)
-    monkeypatch.setattr(generator, "rank", lambda: ranks - 1)
-    begin(replace(PLAIN, seed=2**63 - 1), tokens, tmp_path).train_step(0)
+def test_the_largest_seed_gives_every_rank_a_seed_that_torch_takes(ranks):
+    seeds = {replace(PLAIN, seed=2**63 - 1).rank_seed(rank, ranks) for rank in range(ranks)}
+    assert len(seeds) == ranks
+    for seed in seeds:
+        torch.Generator().manual_seed(seed)
 
 
 def test_two_runs_of_other_seeds_are_not_equal(tokens, trained, tmp_path):
@@ -149,13 +151,13 @@ def test_two_runs_of_other_seeds_are_not_equal(tokens, trained, tmp_path):
 
 def test_the_loss_is_of_hidden_tokens_alone(tmp_path):
     tokens = draw_tokens(tmp_path / "tokens", flipped=None)
-    trainee = begin(replace(PLAIN, batch_size=5), tokens, tmp_path)
-    start = deepcopy(trainee.transformer).eval()
+    trainer = begin(replace(PLAIN, batch_size=5), tokens, tmp_path)
+    start = deepcopy(trainer.transformer).eval()
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
-    trainee.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
-    loss = trainee.train_step(0)["loss"]
+    trainer.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    loss = trainer.train_step(0)["loss"]
     ((seen, classes, hidden),) = calls
-    truth = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainee.describe_batch()])
+    truth = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainer.batch_names])
     assert torch.equal(seen, truth.masked_fill(hidden, CODES)), "what is hidden cannot be seen"
     logits = start(seen, classes, torch.ones_like(hidden)).view(5, 4, CODES)
     targets = 0.9 * F.one_hot(truth, CODES) + 0.1 / CODES
@@ -175,10 +177,9 @@ def test_masks_follow_the_cosine_of_a_uniform_number(tokens, tmp_path):
 
 
 def test_ranks_draw_masks_of_their_own(tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(generator, "world_size", lambda: 3)
     masks = []
     for rank in (0, 1, 2, 0):
-        monkeypatch.setattr(generator, "rank", lambda: rank)  # noqa: B023
+        monkeypatch.setattr(base, "rank", lambda: rank)  # noqa: B023
         masks.append(seen_by(begin(replace(PLAIN, batch_size=50), tokens, tmp_path))[0][2])
     assert torch.equal(masks[0], masks[3])
     assert not any(torch.equal(a, b) for a, b in combinations(masks[:3], 2))
@@ -186,9 +187,9 @@ def test_ranks_draw_masks_of_their_own(tokens, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("flips", [False, True])
 def test_mirrored_images_are_seen_where_the_run_wants_them_alone(tokens, tmp_path, flips):
-    trainee = begin(replace(PLAIN, batch_size=50, flips=flips), tokens, tmp_path)
-    ((seen, _, hidden),) = seen_by(trainee)
-    plain = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainee.describe_batch()])
+    trainer = begin(replace(PLAIN, batch_size=50, flips=flips), tokens, tmp_path)
+    ((seen, _, hidden),) = seen_by(trainer)
+    plain = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainer.batch_names])
     assert torch.equal(seen, plain.masked_fill(hidden, CODES)) is not flips
 
 
@@ -200,9 +201,9 @@ def test_a_dropped_or_missing_label_is_the_null_class(tokens, tmp_path, dropout,
 
 def test_images_without_labels_are_one_class(tmp_path):
     unlabelled = draw_tokens(tmp_path / "tokens", labels=None, classes=())
-    trainee = begin(PLAIN, unlabelled, tmp_path)
-    assert trainee.maskgit.classes == ("image",)
-    assert {int(c) for _, classes, _ in seen_by(trainee, steps=5) for c in classes} == {0}
+    trainer = begin(PLAIN, unlabelled, tmp_path)
+    assert trainer.maskgit.classes == ("image",)
+    assert {int(c) for _, classes, _ in seen_by(trainer, steps=5) for c in classes} == {0}
 
 
 def test_accumulated_batches_have_the_gradient_of_one_large_batch(tokens, tmp_path, monkeypatch):
@@ -211,33 +212,33 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(tokens, tmp_pa
     )
     norms = []
     for batch_size, accumulate in ((4, 1), (2, 2)):
-        trainee = begin(replace(PLAIN, batch_size=batch_size, accumulate=accumulate), tokens, tmp_path)
-        norms.append(trainee.train_step(0)["gradient"])
+        trainer = begin(replace(PLAIN, batch_size=batch_size, accumulate=accumulate), tokens, tmp_path)
+        norms.append(trainer.train_step(0)["gradient"])
     torch.testing.assert_close(*norms)
 
 
 def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens, tmp_path):
-    trainee = begin(TINY, tokens, tmp_path)
+    trainer = begin(TINY, tokens, tmp_path)
     before = torch.get_rng_state()
-    first = trainee.validate(1), (tmp_path / "images/step-000001.png").read_bytes()
+    first = trainer.validate(1), (tmp_path / "images/step-000001.png").read_bytes()
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    assert first == (trainee.validate(2), (tmp_path / "images/step-000002.png").read_bytes())
+    assert first == (trainer.validate(2), (tmp_path / "images/step-000002.png").read_bytes())
     assert first[0].keys() == {"nll", "accuracy", "masked_tokens"}
 
 
 def test_a_validation_is_of_the_averaged_weights(tokens, tmp_path):
-    trainee = begin(replace(TINY, sample_images=0), tokens, tmp_path)
+    trainer = begin(replace(TINY, sample_images=0), tokens, tmp_path)
     for step in range(4):
-        trainee.train_step(step)
-    trainee.save_pretrained(tmp_path / "averaged")
-    networks = MaskGIT.from_pretrained(tmp_path / "averaged").transformer, trainee.transformer
+        trainer.train_step(step)
+    trainer.save_pretrained(tmp_path / "averaged")
+    networks = MaskGIT.from_pretrained(tmp_path / "averaged").transformer, trainer.transformer
     loader = TokenLoader(tokens, TokenLoaderSettings(batch_size=2))
     averaged, raw = (
-        measure_likelihood(network, loader.one_pass(TINY.validation_images), trainee.device)
+        measure_likelihood(network, loader.one_pass(TINY.validation_images), trainer.device)
         for network in networks
     )
-    assert trainee.validate(4) == averaged
+    assert trainer.validate(4) == averaged
     assert averaged["nll"] != raw["nll"]
 
 
@@ -266,34 +267,34 @@ def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, 
 
 
 def test_samples_are_drawn_batch_by_batch_each_with_a_seed_of_its_own(tokens, tmp_path, monkeypatch):
-    trainee = begin(replace(PLAIN, sample_images=10, batch_size=4, seed=3), tokens, tmp_path)
+    trainer = begin(replace(PLAIN, sample_images=10, batch_size=4, seed=3), tokens, tmp_path)
     expected = [
-        trainee.maskgit.generate(torch.tensor(classes), PLAIN.sampling, seed=batch_seed(3, first))
+        trainer.maskgit.generate(torch.tensor(classes), PLAIN.sampling, seed=batch_seed(3, first))
         for first, classes in ((0, [0] * 4), (4, [0, 1, 1, 1]), (8, [1, 1]))
     ]
     pictures: list[Tensor] = []
-    monkeypatch.setattr(generator, "grid_of", lambda images: pictures.append(images) or grid_of(images))
-    trainee.validate(1)
+    monkeypatch.setattr(generator, "image_grid", lambda images: pictures.append(images) or image_grid(images))
+    trainer.validate(1)
     assert torch.equal(pictures[0], torch.cat(expected))
 
 
 def test_a_grid_holds_its_images_row_by_row():
     images = torch.arange(10.0).view(10, 1, 1, 1).expand(10, 3, 2, 2)
-    grid = grid_of(images)
+    grid = image_grid(images)
     assert grid.shape == (3, 4, 16)
     assert grid[0, ::2, ::2].tolist() == [list(map(float, range(8))), [8, 9, -1, -1, -1, -1, -1, -1]]
 
 
 def test_best_and_last_are_generators_of_the_averaged_weights(trained):
-    state = last_state(trained)["trainee"]
+    state = last_state(trained)["trainer"]
     for name in ("best", "last"):
         maskgit = MaskGIT.from_pretrained(trained / name)
         assert maskgit.classes == ("cat", "dog")
         assert maskgit.generate(torch.tensor([1]), Sampling(steps=1)).shape == (1, 3, 4, 4)
     saved = MaskGIT.from_pretrained(trained / "last").transformer.positions
     assert torch.equal(saved, state["average"]["weights.positions"])
-    assert not torch.equal(saved, state["transformer"]["positions"])
-    assert not any("tokenizer" in name for name in state["transformer"])
+    assert not torch.equal(saved, state["model"]["positions"])
+    assert not any("tokenizer" in name for name in state["model"])
 
 
 def test_config_tells_the_kind_the_tokens_and_the_tokenizer(trained, tokens):
@@ -318,7 +319,7 @@ def test_the_best_weights_are_those_of_the_lowest_nll_and_patience_ends_a_run(to
 def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoint(
     tokens, tmp_path, monkeypatch
 ):
-    before_step(5, lambda trainee: trainee.transformer.bias.data.fill_(float("nan")), monkeypatch)
+    before_step(5, lambda trainer: trainer.transformer.bias.data.fill_(float("nan")), monkeypatch)
     with pytest.raises(DivergedError, match=r"loss is not finite at step 5: .*of step 4.*\d\.png"):
         train(TINY, tokens, tmp_path)
 
@@ -336,9 +337,9 @@ def test_a_compiled_run_is_the_same_run_within_rounding(tokens, tmp_path, monkey
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     ends = []
     for compiled in (False, True):
-        trainee = begin(replace(PLAIN, compile=compiled), tokens, tmp_path)
-        terms = [trainee.train_step(step) for step in range(2)]
-        ends.append({"terms": terms, "weights": dict(trainee.transformer.state_dict())})
+        trainer = begin(replace(PLAIN, compile=compiled), tokens, tmp_path)
+        terms = [trainer.train_step(step) for step in range(2)]
+        ends.append({"terms": terms, "weights": dict(trainer.transformer.state_dict())})
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
 
 
@@ -356,7 +357,7 @@ def test_a_compiled_run_is_the_same_run_within_rounding(tokens, tmp_path, monkey
 def test_validation_tokens_of_another_kind_are_refused(tokens, tmp_path, options, message):
     other = draw_tokens(tmp_path / "other", **options)
     with pytest.raises(TokenError, match=message):
-        train_generator(TINY, tokens, other, tokenizer(), tmp_path / "run")
+        train_generator(TINY, tokens, tmp_path / "run", val_tokens=other, tokenizer=tokenizer())
     assert not (tmp_path / "run").exists()
 
 
@@ -365,12 +366,14 @@ def test_validation_on_images_of_another_size_is_refused(tokens, tmp_path):
     settings = {"classes": ("cat", "dog"), "fingerprint": tokenizer().fingerprint()}
     other = write_tokens(tmp_path / "other", larger, **settings)
     with pytest.raises(TokenError, match="its grid is 3 x 3, not 2 x 2; encode images of 4 x 4 pixels"):
-        train_generator(TINY, tokens, other, tokenizer(), tmp_path / "run")
+        train_generator(TINY, tokens, tmp_path / "run", val_tokens=other, tokenizer=tokenizer())
 
 
 def test_validation_tokens_may_lack_the_last_classes(tokens, tmp_path):
     cats = draw_tokens(tmp_path / "cats", labels=[0] * 9, classes=("cat",))
-    outcome = train_generator(replace(TINY, sample_images=0), tokens, cats, tokenizer(), tmp_path / "run")
+    outcome = train_generator(
+        replace(TINY, sample_images=0), tokens, tmp_path / "run", val_tokens=cats, tokenizer=tokenizer()
+    )
     assert outcome.reason == "finished"
 
 
@@ -378,14 +381,14 @@ def test_a_class_called_image_is_no_lack_of_labels(tmp_path):
     labelled = draw_tokens(tmp_path / "labelled", labels=[0] * 9, classes=("image",))
     unlabelled = draw_tokens(tmp_path / "unlabelled", labels=None, classes=())
     with pytest.raises(TokenError, match=r"it has no classes, and .* has 1 class;"):
-        require_fit(labelled, unlabelled, tokenizer())
+        open_tokens(labelled, unlabelled, tokenizer())
     with pytest.raises(TokenError, match=r"it has 1 class, and .* has no classes;"):
-        require_fit(unlabelled, labelled, tokenizer())
+        open_tokens(unlabelled, labelled, tokenizer())
 
 
 def test_tokens_of_another_tokenizer_are_refused(tokens, tmp_path):
     with pytest.raises(TokenError, match="use the one that encoded it"):
-        train_generator(TINY, tokens, None, tokenizer(seed=1), tmp_path / "run")
+        train_generator(TINY, tokens, tmp_path / "run", val_tokens=None, tokenizer=tokenizer(seed=1))
     assert not (tmp_path / "run").exists()
 
 
@@ -436,7 +439,7 @@ def test_settings_that_are_no_settings_are_named(tmp_path):
 
 def test_a_footprint_counts_the_parameters_and_grows_with_the_batch(tokens):
     small, large = (
-        generator_footprint(replace(TINY, batch_size=size), tokens, tokenizer()) for size in (1, 8)
+        generator_footprint(replace(TINY, batch_size=size), tokens, tokenizer=tokenizer()) for size in (1, 8)
     )
     parameters = sum(
         p.numel() for p in generator.build_generator(TINY, tokens, tokenizer()).transformer.parameters()

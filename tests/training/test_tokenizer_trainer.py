@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,21 +20,22 @@ from tiny_run import EVERYTHING, RUNS, TINY, left_by, train
 from torch import Tensor
 
 from lgq.data import Batch, FolderDataset, ImageLoader
+from lgq.distributed import join_processes
+from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
-from lgq.training import trainer as processes
 from lgq.training import validation
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
 from lgq.training.losses import LossWeights
-from lgq.training.networks import build_judges
+from lgq.training.networks import build_metric_networks
 from lgq.training.run_directory import RunError
 from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
-from lgq.training.tokenizer_trainer import TokenizerTraining
+from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator")
@@ -46,16 +46,16 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def before_step(
-    step: int, action: Callable[[TokenizerTraining], None], monkeypatch: pytest.MonkeyPatch
+    step: int, action: Callable[[TokenizerTrainer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = TokenizerTraining.train_step
+    plain = TokenizerTrainer.train_step
 
-    def train_step(self: TokenizerTraining, now: int) -> dict[str, Tensor]:
+    def train_step(self: TokenizerTrainer, now: int) -> dict[str, Tensor]:
         if now == step:
             action(self)
         return plain(self, now)
 
-    monkeypatch.setattr(TokenizerTraining, "train_step", train_step)
+    monkeypatch.setattr(TokenizerTrainer, "train_step", train_step)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -80,8 +80,8 @@ def test_two_runs_of_other_seeds_are_not_equal(photos, tmp_path):
 def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoint(
     photos, tmp_path, monkeypatch
 ):
-    def spoil(trainee: TokenizerTraining) -> None:
-        trainee.tokenizer.decoder.to_image.bias.data.fill_(float("nan"))
+    def spoil(trainer: TokenizerTrainer) -> None:
+        trainer.tokenizer.decoder.to_image.bias.data.fill_(float("nan"))
 
     before_step(5, spoil, monkeypatch)
     with pytest.raises(DivergedError, match=r"l1 is not finite at step 5: .*of step 4.*\d\.png, \d\.png"):
@@ -91,8 +91,8 @@ def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoin
 
 
 def test_nan_that_the_quantizer_refuses_is_a_diagnosis_too(photos, tmp_path, monkeypatch):
-    def spoil(trainee: TokenizerTraining) -> None:
-        trainee.tokenizer.encoder.stem.bias.data.fill_(float("nan"))
+    def spoil(trainer: TokenizerTrainer) -> None:
+        trainer.tokenizer.encoder.stem.bias.data.fill_(float("nan"))
 
     before_step(5, spoil, monkeypatch)
     with pytest.raises(DivergedError, match=r"the encoder's output is not finite at step 5: .*of step 4"):
@@ -100,31 +100,31 @@ def test_nan_that_the_quantizer_refuses_is_a_diagnosis_too(photos, tmp_path, mon
 
 
 def test_a_gradient_that_is_no_number_is_found_before_it_is_saved(photos, tmp_path, monkeypatch):
-    def spoil(trainee: TokenizerTraining) -> None:
-        trainee.tokenizer.decoder.to_image.bias.register_hook(lambda gradient: gradient * float("nan"))
+    def spoil(trainer: TokenizerTrainer) -> None:
+        trainer.tokenizer.decoder.to_image.bias.register_hook(lambda gradient: gradient * float("nan"))
 
     before_step(3, spoil, monkeypatch)
     with pytest.raises(DivergedError, match="gradient is not finite at step 3"):
         train(TINY, photos, tmp_path)
 
 
-def begin(run: TokenizerRun, photos: Path, out: Path) -> TokenizerTraining:
+def begin(run: TokenizerRun, photos: Path, out: Path) -> TokenizerTrainer:
     data = FolderDataset(photos)
-    return TokenizerTraining(run, data, data, out, processes.prepare_accelerator())
+    return TokenizerTrainer(run, data, data, out)
 
 
 def start_and_stream(run: TokenizerRun, photos: Path, out: Path) -> dict[str, Any]:
-    trainee = begin(run, photos, out)
+    trainer = begin(run, photos, out)
     start = {
         name: tensor.clone()
-        for name, tensor in trainee.tokenizer.state_dict().items()
+        for name, tensor in trainer.tokenizer.state_dict().items()
         if not name.startswith("quantizer.") and tensor.ndim
     }
     seen: list[Any] = []
-    trainee.tokenizer.encoder.register_forward_pre_hook(lambda _, images: seen.append(images[0].clone()))
+    trainer.tokenizer.encoder.register_forward_pre_hook(lambda _, images: seen.append(images[0].clone()))
     for step in range(2):
-        trainee.train_step(step)
-        seen.append(trainee.describe_batch())
+        trainer.train_step(step)
+        seen.append(list(trainer.batch_names))
     return {"start": start, "seen": seen}
 
 
@@ -148,8 +148,8 @@ def test_accumulated_batches_have_the_gradient_of_one_large_batch(photos, tmp_pa
     run = replace(TINY, quantizer_options={"diversity_weight": 0.0})
     norms = []
     for batch_size, accumulate in ((4, 1), (2, 2)):
-        trainee = begin(replace(run, batch_size=batch_size, accumulate=accumulate), photos, tmp_path)
-        norms.append(trainee.train_step(0)["gradient"])
+        trainer = begin(replace(run, batch_size=batch_size, accumulate=accumulate), photos, tmp_path)
+        norms.append(trainer.train_step(0)["gradient"])
     torch.testing.assert_close(*norms)
 
 
@@ -182,10 +182,10 @@ def test_best_and_last_are_tokenizers_and_the_record_says_by_what(photos, tmp_pa
 def test_what_is_saved_is_the_average_and_not_the_weights_themselves(photos, tmp_path):
     train(replace(TINY, average_decay=0.9), photos, tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    state = checkpoints.load(checkpoints.latest())["trainee"]
+    state = checkpoints.load(checkpoints.latest())["trainer"]
     saved = Tokenizer.from_pretrained(tmp_path / "last").state_dict()["decoder.to_image.weight"]
     assert torch.equal(saved, state["average"]["weights.decoder.to_image.weight"])
-    assert not torch.equal(saved, state["tokenizer"]["decoder.to_image.weight"])
+    assert not torch.equal(saved, state["model"]["decoder.to_image.weight"])
 
 
 def test_a_validation_draws_images_above_reconstructions(photos, tmp_path):
@@ -252,10 +252,10 @@ def test_checkpointed_activations_change_no_bit_of_any_quantizer(quantizer, phot
     frugal = replace(plain, backbone=replace(plain.backbone, checkpointing=True))
     states = []
     for run in (plain, frugal):
-        trainee = begin(run, photos, tmp_path)
+        trainer = begin(run, photos, tmp_path)
         for step in range(3):
-            trainee.train_step(step)
-        states.append(trainee.state())
+            trainer.train_step(step)
+        states.append(trainer.state())
     assert_identical(*states)
 
 
@@ -266,9 +266,9 @@ def test_a_compiled_run_is_the_same_run_within_rounding(name, photos, tmp_path, 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     ends = []
     for compiled in (False, True):
-        trainee = begin(replace(RUNS[name], compile=compiled), photos, tmp_path)
-        terms = [trainee.train_step(step) for step in range(3)]
-        ends.append({"terms": terms, "weights": dict(trainee.tokenizer.state_dict())})
+        trainer = begin(replace(RUNS[name], compile=compiled), photos, tmp_path)
+        terms = [trainer.train_step(step) for step in range(3)]
+        ends.append({"terms": terms, "weights": dict(trainer.tokenizer.state_dict())})
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-3, atol=1e-4)
 
 
@@ -337,12 +337,12 @@ def test_rfid_takes_two_images_or_more_and_no_more_than_a_validation_has(images)
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_validations_follow_the_norms_of_learned_codes(name, photos, tmp_path):
-    trainee = begin(replace(TINY, quantizer=name), photos, tmp_path)
-    trainee.tokenizer.eval()
-    values = trainee.validate(0)
+    trainer = begin(replace(TINY, quantizer=name), photos, tmp_path)
+    trainer.tokenizer.eval()
+    values = trainer.validate(0)
     assert ("live_norm_min" in values) == (name not in ("fsq", "lfq"))
     if "live_norm_min" in values:
-        norms = trainee.tokenizer.quantizer.codebook.norm(dim=1)
+        norms = trainer.tokenizer.quantizer.codebook.norm(dim=1)
         seen = [values[f"{state}_norm_{end}"] for state in ("dead", "live") for end in ("min", "max")]
         assert min(seen) == pytest.approx(norms.min().item(), rel=1e-5)
         assert max(seen) == pytest.approx(norms.max().item(), rel=1e-5)
@@ -366,7 +366,9 @@ def test_rfid_comes_first_and_lpips_second(monkeypatch):
     def chosen(
         best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int
     ) -> tuple[str, MetricNetworks]:
-        return build_judges(replace(TINY, best_by=best_by, **more), lpips, torch.device("cpu"), images=images)
+        return build_metric_networks(
+            replace(TINY, best_by=best_by, **more), lpips, torch.device("cpu"), images=images
+        )
 
     assert chosen("rfid") == ("rfid", MetricNetworks(None, inception))
     assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", MetricNetworks(lpips))
@@ -388,12 +390,11 @@ def test_images_too_small_for_the_discriminator_are_refused_at_the_start(photos,
         train(replace(EVERYTHING, image_size=12), photos, tmp_path / "run")
 
 
-def test_a_rank_that_believes_it_is_alone_is_refused(monkeypatch):
+def test_a_rank_that_is_alone_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(processes, "join_processes", lambda: torch.device("cpu"))
-    monkeypatch.setattr(processes, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
-    with pytest.raises(RunError, match=r"one of 2 processes .*accelerate sees 1"):
-        processes.prepare_accelerator()
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    with pytest.raises(LGQError, match=r"WORLD_SIZE is 2, but the process group has 1"):
+        join_processes()
 
 
 @pytest.mark.parametrize(
