@@ -379,7 +379,9 @@ def generator_record(context: Context, task: GeneratorTask, id: str, tokenizer_i
     token_sets = _encode_sources(context, task, tokenizer, tokenizer_id)
     out = context.results.run(id)
     try:
-        outcome = train_generator(task.run, token_sets[0], token_sets[-1], tokenizer, out)
+        outcome = train_generator(
+            task.run, token_sets[0], out, val_tokens=token_sets[-1], tokenizer=tokenizer
+        )
     except DivergedError as error:
         _log.warning("%s failed: %s", id, error)
         return origin | {"config": config, "failed": str(error)}
