@@ -7,6 +7,7 @@ page draws as SVG in its own colours, light or dark.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -28,16 +29,14 @@ _HEADLINE_COLUMNS = ("psnr", "ssim", "lpips", "rfid", "utilization", "perplexity
 _HEADLINE_CURVES = ("psnr", "rfid", "utilization")
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """A labelled position on an axis."""
 
     at: float
     text: str
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A row's line in a chart, in SVG coordinates."""
 
     name: str
@@ -158,7 +157,7 @@ def headline_table(results: ResultSet) -> str:
     """The comparison in Markdown: mean ± standard deviation over seeds, bold where clearly best."""
     table = build_table(results, paper_tables()["tab:k16k"])
     columns = [COLUMNS[metric] for metric in _HEADLINE_COLUMNS]
-    shown = [table.columns.index(column) for column in columns]
+    shown = [table.spec.columns.index(column) for column in columns]
     rows = [(row.name, [_markdown(row.ours[i]) for i in shown]) for row in table.rows if row.ours]
     head = [("quantizer", [column.heading for column in columns]), ("---", ["---:"] * len(columns))]
     return "".join(f"| {' | '.join((name, *cells))} |\n" for name, cells in head + rows)

@@ -1,8 +1,7 @@
 """Claims of the LGQ paper, read from paper.toml, and whether our records reproduce them.
 
-Each claim has rules of seven kinds (`KINDS`), which decide it from the records alone. A rule compares
-samples over training seeds, and counts a difference only where 95% intervals lie apart. Timings have no
-seeds: their means count, from a tenth of a difference on.
+Each claim has rules of six kinds (`KINDS`), which decide it from the records alone. A rule compares
+samples over training seeds, and counts a difference only where their intervals lie apart (`Sample`).
 
     for verdict in decide_claims(read_result_set("results")):
         verdict.claim.text, verdict.outcome, [finding.text for finding in verdict.findings]
@@ -14,15 +13,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from itertools import combinations, product
-from statistics import fmean
+from statistics import correlation
 from typing import Any, Literal, NamedTuple
 
 from lgq.report.result_set import Better, ResultSet, Sample, Settings, ahead, curve_of, separated
 from lgq.report.tables import COLUMNS, Column, flat_settings, read_paper
 
-TIMING_RATIO = 1.1
-"""Ratio from which on a difference between two timings counts."""
 _PAPER_SCALE = "imagenet256"
+_APART = "with intervals apart"
 _BESIDE = ", beside networks of the paper's size"
 
 
@@ -98,9 +96,8 @@ class Rule(ABC):
         ]
         return sorted(size for size in set.intersection(*by_row) if isinstance(size, int))
 
-    def missing(self, results: ResultSet, column: Column, rows: Iterable[Selection]) -> Finding:
+    def missing(self, results: ResultSet, column: Column, rows: Sequence[Selection]) -> Finding:
         """The finding for rows without a value: were they not run, or not measured?"""
-        rows = list(rows)
         measured = [row.name for row in rows if results.select(self.experiment, row.settings)]
         not_run = [row.name for row in rows if row.name not in measured]
         parts = [f"not run: {', '.join(not_run)}"] if not_run else []
@@ -111,19 +108,19 @@ class Rule(ABC):
         """Is `row` better than `rival`, with intervals apart?"""
         first, second = (self.sample(results, column, selection) for selection in (row, rival))
         if first is None or second is None:
-            samples = ((row, first), (rival, second))
-            return self.missing(
-                results, column, [selection for selection, sample in samples if sample is None]
-            )
+            without = [name for name, sample in ((row, first), (rival, second)) if sample is None]
+            return self.missing(results, column, without)
         assert column.better is not None
-        outcome, state = Outcome.NOT_SEPARABLE, "touch"
+        outcome, state = Outcome.NOT_SEPARABLE, "intervals touch"
         if separated(first, second):
             is_ahead = ahead(first, second, column.better)
-            outcome, state = Outcome.REPRODUCED if is_ahead else Outcome.CONTRADICTED, "apart"
+            outcome, state = Outcome.REPRODUCED if is_ahead else Outcome.CONTRADICTED, "intervals apart"
         elif first.interval is None or second.interval is None:
-            state = "unknown with one seed"
+            state = "intervals unknown with one seed"
+        if first.timing and first.mean:
+            state = f"ratio {second.mean / first.mean:.2f}"
         numbers = f"{_describe(row, first, column)} against {_describe(rival, second, column)}"
-        return Finding(outcome, f"{column.heading}: {numbers}, intervals {state}", first.runs + second.runs)
+        return Finding(outcome, f"{column.heading}: {numbers}, {state}", first.runs + second.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,17 +133,16 @@ class Leads(Rule):
     at: Literal["", "every size", "largest size", "every validation"] = ""
     """Where: by default at the checkpoint that was evaluated. Sizes are those at which all rows were run. At
     every validation, the first column that was measured during training counts."""
-    timing: bool = False
-    """Whether to compare means by their ratio, for timings, which have no seeds."""
+    skip_missing: bool = False
+    """Whether to skip sizes at which a row has no value, as it did not fit into memory."""
 
     @property
     def text(self) -> str:
         joint = " or " if self.at == "every validation" else ", "
         columns = joint.join(column.title for column in self.columns)
-        margin = "by a tenth or more" if self.timing else "with intervals apart"
         place = self.at.replace("every size", "every K").replace("largest size", "the largest K")
         relation = f"{_names(self.rows)} better than {_names(self.over)} in {columns}"
-        return f"{relation}{' at ' if place else ''}{place}, {margin}"
+        return f"{relation}{' at ' if place else ''}{place}, {_APART}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         pairs = list(product(self.rows, self.over))
@@ -159,41 +155,22 @@ class Leads(Rule):
         if not sizes:
             names = _names((*self.rows, *self.over))
             return [Finding(Outcome.NOT_RUN, f"{names} at the same codebook size: not run")]
-        compare = self._compare_timings if self.timing else self.compare_pair
         findings = [
-            compare(results, column, row.at(size), rival.at(size))
+            self.compare_pair(results, column, row.at(size), rival.at(size))
             for size in sizes
             for column in self.columns
             for row, rival in pairs
         ]
-        # A quantizer that does not fit into memory at one size is compared at the others.
         measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
-        return measured if self.timing and measured else findings
+        return measured if self.skip_missing and measured else findings
 
-    def _compare_timings(
-        self, results: ResultSet, column: Column, row: Selection, rival: Selection
-    ) -> Finding:
-        assert column.better == "lower"
-        first, second = (self.sample(results, column, selection) for selection in (row, rival))
-        if not first or not second or not first.mean or not second.mean:
-            return Finding(Outcome.NOT_RUN, f"{column.title} of {row.name} and {rival.name}: not run")
-        ratio = second.mean / first.mean
-        outcome = Outcome.REPRODUCED if ratio >= TIMING_RATIO else Outcome.NOT_SEPARABLE
-        text = (
-            f"{column.title}: {row.name} {column.write(first.mean)}, {rival.name} "
-            f"{column.write(second.mean)}, {ratio:.2f} times as much"
-        )
-        runs = first.runs + second.runs
-        return Finding(Outcome.CONTRADICTED if ratio <= 1 / TIMING_RATIO else outcome, text, runs)
-
-    def _compare_curves(
-        self, results: ResultSet, column: Column, row: Selection, rival: Selection
-    ) -> Finding:
+    def _compare_curves(self, results: ResultSet, column: Column, *rows: Selection) -> Finding:
+        row, rival = rows
         first, second = (self._curve(results, column, selection) for selection in (row, rival))
         steps = sorted(first.keys() & second.keys())
         if not steps:
-            text = f"{column.title} of {row.name} and {rival.name}: no common validation"
-            return Finding(Outcome.NOT_RUN, text)
+            names = f"{row.name} and {rival.name}"
+            return Finding(Outcome.NOT_RUN, f"{column.title} of {names}: no common validation")
         assert column.better is not None
         wins = sum(ahead(first[step], second[step], column.better) for step in steps)
         losses = sum(ahead(second[step], first[step], column.better) for step in steps)
@@ -220,14 +197,11 @@ class Between(Rule):
     share_of: Selection | None = None
     """Row whose mean the bounds are multiples of; None for absolute bounds."""
     at: Literal["", "every size"] = ""
-    timing: bool = False
-    """Whether the mean counts instead of the interval, for timings, which have no seeds."""
 
     @property
     def text(self) -> str:
-        what = "mean" if self.timing else "interval"
         place = ", at every K" if self.at else ""
-        return f"{_names(self.rows)}: {what} of {self.column.title} {self._bounds}{place}"
+        return f"{_names(self.rows)}: interval of {self.column.title} {self._bounds}{place}"
 
     @property
     def _bounds(self) -> str:
@@ -249,17 +223,13 @@ class Between(Rule):
         sample, unit = self.sample(results, self.column, row), Sample((1.0,))
         if sample is None:
             return self.missing(results, self.column, [row])
-        shown = _describe(row, sample, self.column)
-        if self.timing:
-            shown = f"{row.name} {self.column.write(sample.mean)}"
-        text = f"{self.column.title}: {shown}, bound {self._bounds}"
+        text = f"{self.column.title}: {_describe(row, sample, self.column)}, bound {self._bounds}"
         if self.share_of:
             reference = self.sample(results, self.column, self.share_of)
             if reference is None:
                 return self.missing(results, self.column, [self.share_of])
             unit, text = reference, f"{text} ({_describe(self.share_of, reference, self.column)})"
-        interval = (sample.mean, sample.mean) if self.timing else sample.interval
-        outcome = _place(interval, self.least * unit.mean, self.most * unit.mean)
+        outcome = _place(sample.interval, self.least * unit.mean, self.most * unit.mean)
         return Finding(outcome, text, sample.runs + unit.runs)
 
 
@@ -279,7 +249,7 @@ class Monotone(Rule):
         subject = "the largest codebook" if self.largest_only else "each larger codebook"
         relation = self.better or "better"
         columns = ", ".join(column.title for column in self.columns)
-        return f"{columns} of {subject} {relation} than of the next smaller one, with intervals apart"
+        return f"{columns} of {subject} {relation} than of the next smaller one, {_APART}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         sizes = self.sizes(results, [self.row])
@@ -295,77 +265,40 @@ class Monotone(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grows(Rule):
-    """The mean of a column grows by a factor within bounds from the smallest codebook to the largest."""
+class Ratio(Rule):
+    """The largest mean of a column over the smallest lies within bounds."""
 
     column: Column
-    row: Selection
-    least: float
-    most: float
-    linear: bool = False
-    """Whether the factor is relative to the growth of the codebook."""
-
-    @property
-    def text(self) -> str:
-        unit = " times the growth of K" if self.linear else ""
-        bounds = f"{self.least:g} to {self.most:g}{unit}"
-        return f"{self.column.title} of {self.row.name} grows by {bounds} from the smallest K to the largest"
-
-    def compare(self, results: ResultSet) -> list[Finding]:
-        samples = {
-            size: self.sample(results, self.column, self.row.at(size))
-            for size in self.sizes(results, [self.row])
-        }
-        measured = {size: sample for size, sample in samples.items() if sample and sample.mean}
-        if len(measured) < 2:
-            return [self.missing(results, self.column, [self.row])]
-        small, large = min(measured), max(measured)
-        growth = measured[large].mean / measured[small].mean
-        text = (
-            f"{self.column.title} of {self.row.name}: {self.column.write(measured[small].mean)} at "
-            f"K = {small:,}, {self.column.write(measured[large].mean)} at K = {large:,}, "
-            f"{growth:.2f} times as much"
-        )
-        factor = growth / (large / small) if self.linear else growth
-        outcome = Outcome.REPRODUCED if self.least <= factor <= self.most else Outcome.CONTRADICTED
-        return [Finding(outcome, text, measured[small].runs + measured[large].runs)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alike(Rule):
-    """Rows have the same settings, or means of a column that differ by a factor of at most `most`."""
-
     rows: tuple[Selection, ...]
-    column: Column | None = None
-    most: float = 1.0
-    setting: str = ""
-    """Dotted name of a group of settings that must be equal, seeds aside; instead of a column."""
+    most: float
+    least: float = 1.0
+    at: Literal["", "every size"] = ""
+    """"every size" compares the largest codebook of the one row with the smallest."""
+    linear: bool = False
+    """Whether bounds are multiples of the growth of the codebook."""
 
     @property
     def text(self) -> str:
-        if self.column is None:
-            return f"{self.setting} of {_names(self.rows)} the same in all runs"
-        return f"the largest {self.column.title} at most {self.most:g} times the smallest"
+        bounds = f"{self.least:g} to {self.most:g} times{' the growth of K times' if self.linear else ''}"
+        if not self.at:
+            return f"the largest {self.column.title} {bounds} the smallest"
+        return f"{self.column.title} at the largest K {bounds} that at the smallest"
 
     def compare(self, results: ResultSet) -> list[Finding]:
-        runs = [run for row in self.rows for run in results.select(self.experiment, row.settings)]
-        if self.column is None:
-            values = {str({**(run.setting(self.setting) or {}), "seed": None}) for run in runs}
-            if not runs:
-                return [Finding(Outcome.NOT_RUN, f"{self.setting} of {_names(self.rows)}: not run")]
-            outcome = Outcome.REPRODUCED if len(values) == 1 else Outcome.CONTRADICTED
-            text = f"{len(values)} distinct {self.setting} in {len(runs)} runs"
-            return [Finding(outcome, text, tuple(run.id for run in runs))]
-        samples = {row.name: self.sample(results, self.column, row) for row in self.rows}
-        measured = {name: sample for name, sample in samples.items() if sample is not None}
+        sizes = self.sizes(results, self.rows) if self.at else []
+        rows = {size: self.rows[0].at(size) for size in sizes} or dict(enumerate(self.rows))
+        samples = {key: self.sample(results, self.column, row) for key, row in rows.items()}
+        measured = {key: sample for key, sample in samples.items() if sample and sample.mean}
         if len(measured) < 2:
             return [self.missing(results, self.column, self.rows)]
-        means = {name: sample.mean for name, sample in measured.items()}
-        ratio = max(means.values()) / min(means.values())
-        listed = ", ".join(f"{name} {self.column.write(mean)}" for name, mean in means.items())
-        outcome = Outcome.REPRODUCED if ratio <= self.most else Outcome.CONTRADICTED
-        text = f"{self.column.title}: {listed}; largest over smallest {ratio:.2f}"
-        return [Finding(outcome, text, tuple(run for sample in measured.values() for run in sample.runs))]
+        means = {key: sample.mean for key, sample in measured.items()}
+        ordered = list(means.values()) if self.at else sorted(means.values())
+        ratio, growth = ordered[-1] / ordered[0], max(means) / min(means) if self.linear else 1.0
+        listed = ", ".join(f"{rows[key].name} {self.column.write(mean)}" for key, mean in means.items())
+        holds = self.least * growth <= ratio <= self.most * growth
+        runs = tuple(run for sample in measured.values() for run in sample.runs)
+        text = f"{self.column.title}: {listed}; ratio {ratio:.2f}"
+        return [Finding(Outcome.REPRODUCED if holds else Outcome.CONTRADICTED, text, runs)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,7 +315,7 @@ class Order(Rule):
         columns = f"{self.first.title} and {self.second.title}"
         if self.relation == "agree":
             return f"interval over seeds of the rank correlation of {columns} above 0, its mean below 1"
-        return f"two rows in opposite orders by {columns}, with intervals apart"
+        return f"two rows in opposite orders by {columns}, {_APART}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         if self.relation == "agree":
@@ -401,15 +334,14 @@ class Order(Rule):
                 by_seed.setdefault(run.seed, []).append((first, second))
         ranked = [pairs for pairs in by_seed.values() if len(pairs) >= 3]
         if not ranked:
-            text = f"{self.first.title} and {self.second.title} of three rows: not run"
-            return Finding(Outcome.NOT_RUN, text)
+            columns = f"{self.first.title} and {self.second.title}"
+            return Finding(Outcome.NOT_RUN, f"{columns} of three rows: not run")
         sign = 1 if self.first.better == self.second.better else -1
         agreement = Sample(tuple(sign * rank_correlation(*zip(*pairs, strict=True)) for pairs in ranked))
         outcome = _place(agreement.interval, 0.0, 1.0) if agreement.mean < 1 else Outcome.CONTRADICTED
         listed = ", ".join(f"{value:+.2f}" for value in agreement.values)
-        text = (
-            f"rank correlation of {self.first.title} with quality by {self.second.title}, per seed: {listed}"
-        )
+        columns = f"{self.first.title} with quality by {self.second.title}"
+        text = f"rank correlation of {columns}, per seed: {listed}"
         return Finding(outcome, text, tuple(run.id for run in runs))
 
     def _exchange(self, results: ResultSet, pair: tuple[Selection, Selection]) -> Finding:
@@ -461,8 +393,7 @@ KINDS: dict[str, type[Rule]] = {
     "leads": Leads,
     "between": Between,
     "monotone": Monotone,
-    "grows": Grows,
-    "alike": Alike,
+    "ratio": Ratio,
     "order": Order,
     "fits": Fits,
 }
@@ -549,11 +480,8 @@ def count_outcomes(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation; 0 where all values of one sequence are equal."""
-    ranks = [_ranks(first), _ranks(second)]
-    centre = fmean(ranks[0])
-    covariance = sum((a - centre) * (b - centre) for a, b in zip(*ranks, strict=True))
-    variances = [sum((rank - centre) ** 2 for rank in side) for side in ranks]
-    return covariance / (variances[0] * variances[1]) ** 0.5 if all(variances) else 0.0
+    constant = len(set(first)) == 1 or len(set(second)) == 1
+    return 0.0 if constant else correlation(_ranks(first), _ranks(second))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -572,8 +500,8 @@ def _place(interval: tuple[float, float] | None, least: float, most: float) -> O
 
 
 def _describe(row: Selection, sample: Sample, column: Column) -> str:
-    seeds = "1 seed" if sample.count == 1 else f"{sample.count} seeds"
-    return f"{row.name} {column.write_sample(sample)} ({seeds})"
+    seeds = "" if sample.timing else " (1 seed)" if sample.count == 1 else f" ({sample.count} seeds)"
+    return f"{row.name} {column.write_sample(sample)}{seeds}"
 
 
 def _names(rows: Iterable[Selection]) -> str:

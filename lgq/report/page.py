@@ -10,7 +10,7 @@ from base64 import b64encode
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
@@ -52,8 +52,7 @@ class ReportSummary:
     """Files that were left out, with the reason."""
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture inside the page."""
 
     caption: str
@@ -66,8 +65,7 @@ class Picture:
     """The picture in words, for screen readers."""
 
 
-@dataclass(frozen=True)
-class Album:
+class Album(NamedTuple):
     """Pictures of one kind, one per run."""
 
     anchor: str

@@ -26,6 +26,8 @@ Settings = Mapping[str, Any]
 Content = TypeVar("Content")
 Key = TypeVar("Key")
 
+TIMING_RATIO = 1.1
+"""Ratio from which on two timings differ."""
 _REQUIRED = {"id": str, "kind": str, "metrics": dict}
 _DAMAGE = (OSError, LGQError)
 _NORMAL_QUANTILE = 1.959963984540054
@@ -39,12 +41,13 @@ class Sample:
     """Values of one metric, one per training seed.
 
     Two samples are separated when their t-based 95% intervals do not touch. A single value has no
-    interval, so nothing is separated from it.
+    interval, so nothing is separated from it. Timings have no seeds: they are separated by a tenth.
     """
 
     values: tuple[float, ...]
     runs: tuple[str, ...] = ()
     """Ids of the runs behind the values, in the same order."""
+    timing: bool = False
 
     @property
     def count(self) -> int:
@@ -61,7 +64,9 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The t-based 95% interval of the mean; None for a single value."""
+        """The t-based 95% interval of the mean; None for a single value. For timings, about ± 5%."""
+        if self.timing:
+            return self.mean / TIMING_RATIO**0.5, self.mean * TIMING_RATIO**0.5
         if self.std is None:
             return None
         half = t_quantile(self.count - 1) * self.std / math.sqrt(self.count)
@@ -272,8 +277,11 @@ class ResultSet:
 
 def sample_of(runs: Iterable[RunRecord], metric: str) -> Sample | None:
     """A metric over runs that differ only in their seeds; None where no run has it."""
-    values = {run.id: value for run in runs if (value := run.value(metric)) is not None}
-    return Sample(tuple(values.values()), tuple(values)) if values else None
+    measured = [(run, value) for run in runs if (value := run.value(metric)) is not None]
+    if not measured:
+        return None
+    timing = all(run.kind == "cost" for run, _ in measured)
+    return Sample(tuple(value for _, value in measured), tuple(run.id for run, _ in measured), timing)
 
 
 def curve_of(runs: Iterable[RunRecord], metric: str) -> dict[int, Sample]:

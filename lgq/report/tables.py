@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lgq.experiments.results_directory import Plan, PlannedRow
 from lgq.report.result_set import Better, ResultSet, RunRecord, Sample, Settings, clear_best, sample_of
@@ -91,15 +91,15 @@ class PaperRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperTable:
-    """A table of the paper, with the experiment of ours that repeats it."""
+class TableSpec:
+    """What a table shows: the figures of a paper's table beside our experiment, or an experiment alone."""
 
-    label: str
-    """Label in the paper's source, or the section whose text has the figures; empty for our own tables."""
     title: str
     about: str
     experiment: str
     columns: tuple[Column, ...]
+    label: str = ""
+    """Label in the paper's source, or the section whose text has the figures; empty for our own tables."""
     rows: tuple[PaperRow, ...] = ()
     only: Settings = field(default_factory=dict)
     """Settings that our runs must have to be shown here."""
@@ -108,10 +108,10 @@ class PaperTable:
 
 
 @cache
-def paper_tables() -> dict[str, PaperTable]:
+def paper_tables() -> dict[str, TableSpec]:
     """Tables of the paper by label, in the order of the page."""
     tables = (
-        PaperTable(
+        TableSpec(
             **entry
             | {
                 "columns": tuple(COLUMNS[metric] for metric in entry["columns"]),
@@ -137,8 +137,7 @@ def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One run behind a number."""
 
     run: str
@@ -147,8 +146,7 @@ class Source:
     command: str
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A number of a table with the runs behind it."""
 
     mean: str
@@ -161,8 +159,7 @@ class Cell:
     """Whether a difference is for the worse, with an interval that excludes 0."""
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(NamedTuple):
     """A row as the page shows it."""
 
     name: str
@@ -179,13 +176,8 @@ class TableRow:
 class Table:
     """A table as the page shows it."""
 
+    spec: TableSpec
     anchor: str
-    title: str
-    label: str
-    """Label of the paper's table; empty for our own."""
-    about: str
-    experiment: str
-    columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     state: str
     """How many of the planned runs are finished."""
@@ -193,8 +185,7 @@ class Table:
     """Whether rows have training seeds; timings have none."""
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A row before it is formatted."""
 
     name: str
@@ -215,23 +206,20 @@ def all_tables(results: ResultSet) -> list[Table]:
     return [build_table(results, table) for table in paper] + own + ([pairs] if pairs else [])
 
 
-def build_table(results: ResultSet, table: PaperTable) -> Table:
+def build_table(results: ResultSet, spec: TableSpec) -> Table:
     """The paper's rows beside our runs with the same settings, and the rows that only we have."""
-    lines = _lines(results, table)
-    best = [_best(lines, column, by_group=table.by_group) for column in table.columns]
-    plan = results.plans.get(table.experiment)
+    plan = results.plans.get(spec.experiment)
     planned = {row.id for row in plan.rows} if plan else set()
-    anchor = f"table-{table.label or table.experiment}".replace(":", "-").replace(" ", "-").replace(",", "")
+    has_seeds = not plan or any(row.kind != "cost" for row in plan.rows)
+    lines = _lines(results, spec)
+    best = [_best(lines, column, by_group=spec.by_group) if has_seeds else set() for column in spec.columns]
+    slug = (spec.label or spec.experiment).replace(":", "-").replace(" ", "-").replace(",", "")
     return Table(
-        anchor=anchor,
-        title=table.title,
-        label=table.label,
-        about=table.about,
-        experiment=table.experiment,
-        columns=table.columns,
-        rows=tuple(_row(line, table, best) for line in lines),
-        state=f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run",
-        has_seeds=not plan or any(row.kind != "cost" for row in plan.rows),
+        spec,
+        f"table-{slug}",
+        tuple(_row(line, spec, best) for line in lines),
+        f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run",
+        has_seeds,
     )
 
 
@@ -239,28 +227,27 @@ def own_table(results: ResultSet, plan: Plan) -> Table:
     """An experiment without a table in the paper: all rows, with the columns that some run has."""
     runs = results.select(plan.experiment)
     measured = tuple(name for name in (*RECONSTRUCTION, "l1") if sample_of(runs, name))
-    table = PaperTable(
-        label="",
+    spec = TableSpec(
         title=plan.title,
         about=plan.about,
         experiment=plan.experiment,
         columns=tuple(COLUMNS[name] for name in measured or RECONSTRUCTION),
         by_group=True,
     )
-    return build_table(results, table)
+    return build_table(results, spec)
 
 
-def _lines(results: ResultSet, table: PaperTable) -> list[_Line]:
-    ours = _our_rows(results, table)
+def _lines(results: ResultSet, spec: TableSpec) -> list[_Line]:
+    ours = _our_rows(results, spec)
     lines, matched = [], set[str]()
-    for row in table.rows:
+    for row in spec.rows:
         name = next((name for name, (_, runs) in ours.items() if runs and runs[0].has(row.settings)), None)
         planned, runs = ours[name] if name else (None, ())
         matched |= {name} if name else set()
         size = float(row.settings.get("codebook_size", 0))
         lines.append(_Line(row.name, planned.group if planned else "", size, runs, row))
     missing = [line.name for line in lines if not line.runs]
-    sized = any("codebook_size" in row.settings for row in table.rows)
+    sized = any("codebook_size" in row.settings for row in spec.rows)
     for name, (planned, runs) in ours.items():
         shown = f"{planned.label}, {planned.group}" if planned.group else planned.label
         has_paper_row = not runs and any(row_name.startswith(shown) for row_name in missing)
@@ -270,13 +257,13 @@ def _lines(results: ResultSet, table: PaperTable) -> list[_Line]:
     return sorted(lines, key=lambda line: line.codebook_size)
 
 
-def _our_rows(results: ResultSet, table: PaperTable) -> dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]]:
+def _our_rows(results: ResultSet, spec: TableSpec) -> dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]]:
     """Rows of the plan by their short names, with the finished runs of each."""
-    plan = results.plans.get(table.experiment)
+    plan = results.plans.get(spec.experiment)
     rows: dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]] = {}
     for row in plan.rows if plan else ():
         run = results.runs.get(row.id)
-        if run.has(table.only) if run else not table.only:
+        if run.has(spec.only) if run else not spec.only:
             planned, runs = rows.get(row.row, (row, ()))
             rows[row.row] = (planned, runs if run is None else (*runs, run))
     return rows
@@ -295,17 +282,13 @@ def _best(lines: list[_Line], column: Column, *, by_group: bool) -> set[str]:
     return {name for name in best if name is not None}
 
 
-def _row(line: _Line, table: PaperTable, best: list[set[str]]) -> TableRow:
-    cells = [
-        _cell(line, column, line.name in names) for column, names in zip(table.columns, best, strict=True)
-    ]
-    values = line.paper.values if line.paper else ("",) * len(table.columns)
-    printed = [
-        _printed(value, column, line.paper) for value, column in zip(values, table.columns, strict=True)
-    ]
+def _row(line: _Line, spec: TableSpec, best: list[set[str]]) -> TableRow:
+    values = line.paper.values if line.paper else ("",) * len(spec.columns)
+    by_column = list(zip(spec.columns, best, values, strict=True))
+    printed = tuple(_printed(value, column, line.paper) for column, _, value in by_column)
+    ours = tuple(_cell(line, column, line.name in names) for column, names, _ in by_column)
     failed = sum(bool(run.failed) for run in line.runs)
-    ours = tuple(cells) if line.runs else ()
-    return TableRow(line.name, len(line.runs) - failed, failed, ours, tuple(printed))
+    return TableRow(line.name, len(line.runs) - failed, failed, ours if line.runs else (), printed)
 
 
 def _cell(line: _Line, column: Column, best: bool) -> Cell:
@@ -352,18 +335,15 @@ def paired_table(results: ResultSet) -> Table | None:
     if not rows:
         return None
     finished = len(lgq) + sum(map(len, by_seed.values()))
-    return Table(
-        anchor="table-pairs",
+    spec = TableSpec(
         title="LGQ against each other quantizer, seed by seed",
-        label="",
         about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
         "interval of the difference. Bold where the interval excludes 0: green where LGQ is better, red "
         "where it is worse.",
         experiment=name,
         columns=_PAIRED,
-        rows=tuple(rows),
-        state=f"{finished} of {len(results.plans[name].rows)} runs",
     )
+    return Table(spec, "table-pairs", tuple(rows), f"{finished} of {len(results.plans[name].rows)} runs")
 
 
 def _are_lgq(runs: _BySeed) -> bool:
@@ -397,14 +377,11 @@ def _signed(value: float, column: Column) -> str:
     return written if written.startswith("-") else f"+{written}"
 
 
-@dataclass(frozen=True)
-class RunLine:
-    """A run in the table of all runs, as text."""
+class RunLine(NamedTuple):
+    """A run in the table of all runs."""
 
-    id: str
-    kind: str
+    run: RunRecord
     experiments: str
-    seed: str
     settings: str
     """Settings that differ between runs of its kind."""
     steps: str
@@ -412,8 +389,6 @@ class RunLine:
     parameters: str
     environment: str
     """Letter of its environment."""
-    command: str
-    failed: str
 
 
 @dataclass(frozen=True)
@@ -454,19 +429,15 @@ def _run_line(
     seconds, steps, parameters = (run.record.get(name) for name in ("seconds", "steps", "parameters"))
     total = sum(n for n in parameters.values() if isinstance(n, int)) if isinstance(parameters, dict) else 0
     return RunLine(
-        id=run.id,
-        kind=run.kind,
+        run,
         experiments=", ".join(
             name for name, plan in results.plans.items() if run.id in {row.id for row in plan.rows}
         ),
-        seed="" if run.seed is None else str(run.seed),
         settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
         steps=f"{steps:,}" if isinstance(steps, int) else "",
         minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
         parameters=f"{total:,}" if total else "",
         environment=environment,
-        command=run.command,
-        failed=run.failed,
     )
 
 

@@ -21,7 +21,7 @@ from lgq.report.claims import (
     rank_correlation,
 )
 from lgq.report.result_set import ResultSet
-from lgq.report.tables import COLUMNS, PaperTable, paper_tables, read_paper
+from lgq.report.tables import COLUMNS, TableSpec, paper_tables, read_paper
 
 YES, NO = Outcome.REPRODUCED, Outcome.CONTRADICTED
 UNCLEAR, NOT_RUN, BY_EYE = Outcome.NOT_SEPARABLE, Outcome.NOT_RUN, Outcome.BY_EYE
@@ -57,7 +57,7 @@ def wildly(value: float, seed: int) -> float:
     return value * (1 + 0.9 * (seed - 1))
 
 
-def figures(table: PaperTable, *, mirrored: bool) -> dict[str, dict[str, float]]:
+def figures(table: TableSpec, *, mirrored: bool) -> dict[str, dict[str, float]]:
     """Numbers of a table in our units, by row and metric; mirrored, the best of a column is its worst."""
     numbers: dict[str, dict[str, float]] = {row.name: {} for row in table.rows}
     for i, column in enumerate(table.columns):
@@ -320,7 +320,7 @@ def test_timings_differ_from_a_tenth_on(rival_ms, outcome):
         FakeRow(row.name, {**row.settings, "codebook_size": 8}, [{"ms": ms}], kind="cost")
         for row, ms in ((LGQ, 1.0), (FSQ, rival_ms))
     ]
-    rule = leads("cost", "ms", at="every size", timing=True)
+    rule = leads("cost", "ms", at="every size")
     assert overall(rule.decide(result_set_of({"cost": rows}))) is outcome
 
 
