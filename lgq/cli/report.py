@@ -7,8 +7,6 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import say
-from lgq.cli.places import require_place
-from lgq.errors import LGQError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +24,12 @@ class Report:
     def run(self) -> int:
         from lgq.report.page import write_report
 
-        if self.out.is_dir():
-            raise LGQError(f"--out must be a file such as report.html, and {self.out} is a directory.")
-        require_place(self.out.absolute().parent)
-        written = write_report(self.results, self.out)
-        for file, reason in written.damaged.items():
+        summary = write_report(self.results, self.out, keep=self.keep)
+        for file, reason in summary.damaged.items():
             say(f"left out {file}: {reason}")
-        verdicts = ", ".join(f"{number} {outcome}" for outcome, number in written.outcomes.items())
-        say(f"{written.runs} runs; claims of the paper: {verdicts}.")
-        say(f"the page, {written.bytes / 1e6:.1f} MB: {self.out}")
-        if self.keep is not None:
-            from lgq.report.page import keep_results
-
-            require_place(self.keep)
-            size = keep_results(self.results, self.keep)
-            say(f"a copy of the results, {size / 1e6:.1f} MB: {self.keep}")
+        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in summary.outcomes.items())
+        say(f"{summary.runs} runs; claims of the paper: {outcomes}.")
+        say(f"the page, {summary.bytes / 1e6:.1f} MB: {self.out}")
+        if summary.kept_bytes is not None:
+            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.keep}")
         return 0

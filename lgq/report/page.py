@@ -16,12 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from lgq.data.images import BrokenImage, decode
+from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
 from lgq.report import charts
 from lgq.report.claims import count_outcomes, decide_claims
 from lgq.report.result_set import ResultSet, RunRecord, read_result_set
 from lgq.report.tables import all_tables, runs_table
-from lgq.results import ResultsError
 from lgq.training.journal import METRICS
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -50,6 +50,8 @@ class ReportSummary:
     """Number of claims by outcome."""
     damaged: dict[str, str]
     """Files that were left out, with the reason."""
+    kept_bytes: int | None
+    """Size of the copy of the results; None where none was asked for."""
 
 
 class Picture(NamedTuple):
@@ -76,14 +78,30 @@ class Album(NamedTuple):
     """Whether they show photographs in rows, rather than plots."""
 
 
-def write_report(results: str | Path, out: str | Path) -> ReportSummary:
-    """Read a results directory and write the page."""
+def write_report(
+    results: str | Path, out: str | Path = "report.html", *, keep: str | Path | None = None
+) -> ReportSummary:
+    """Write the report of a results directory to the HTML file `out`.
+
+    keep: directory for a copy of the records, curves and pictures behind the page, without weights; None
+        copies nothing.
+    """
+    page_file = Path(out)
+    if page_file.is_dir():
+        raise LGQError(f"{out} is a directory: give a file such as {page_file / 'report.html'}.")
+    if keep is not None and Path(keep).resolve() == Path(results).resolve():
+        raise LGQError(f"{keep} is the results directory itself: choose another directory to keep them in.")
     result_set = read_result_set(results)
     page = report_page(result_set).encode("utf-8", "replace")
-    make_directory(Path(out).absolute().parent)
-    replace_file(Path(out), page)
-    outcomes = count_outcomes(decide_claims(result_set))
-    return ReportSummary(len(result_set.runs), len(page), dict(outcomes), result_set.damaged)
+    make_directory(page_file.absolute().parent)
+    replace_file(page_file, page)
+    return ReportSummary(
+        runs=len(result_set.runs),
+        bytes=len(page),
+        outcomes={str(outcome): n for outcome, n in count_outcomes(decide_claims(result_set)).items()},
+        damaged=result_set.damaged,
+        kept_bytes=None if keep is None else _keep(result_set, Path(keep)),
+    )
 
 
 def report_page(results: ResultSet) -> str:
@@ -115,27 +133,22 @@ def report_page(results: ResultSet) -> str:
     )
 
 
-def keep_results(results: str | Path, out: str | Path) -> int:
-    """Copy plans, records, curves and the pictures of the page, without weights; return the bytes.
+def _keep(results: ResultSet, target: Path) -> int:
+    """Copy what the page shows to another directory; return the number of bytes.
 
     The copy is itself a results directory: it gives the same page, and `lgq experiment` skips the rows that
     are finished in it.
     """
-    result_set, target = read_result_set(results), Path(out)
-    directory = result_set.directory
-    if target.resolve() == directory.root.resolve():
-        raise ResultsError(
-            f"{out} is the results directory itself: choose another directory to keep them in."
-        )
+    directory = results.directory
     files = [
         *directory.root.glob("experiments/*.json"),
         *directory.root.glob("rows/*.json"),
-        *(directory.run(id) / METRICS for id in result_set.runs),
+        *(directory.run(id) / METRICS for id in results.runs),
         directory.originals,
         *(
             directory.pictures(run.id) / f"{stem}.png"
             for experiment in ("comparison", "generation")
-            for run in first_seeds(result_set, experiment).values()
+            for run in first_seeds(results, experiment).values()
             for stem in ("reconstructions", "samples", *_PLOTS)
         ),
     ]
