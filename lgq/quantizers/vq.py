@@ -1,4 +1,4 @@
-"""Vector quantization (van den Oord et al. 2017) with an EMA codebook and the rotation trick as an option.
+"""Vector quantization (van den Oord et al. 2017) with an EMA codebook, and with the rotation trick as RotVQ.
 
 n = vectors, k = codes, c = channels.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.checks import require_at_least, require_between, require_one_of
@@ -25,13 +25,13 @@ _SMOOTHING = 1e-5
 
 
 class VQ(DataInitQuantizer):
-    """Each code follows the running mean of the vectors that chose it.
+    """Each code follows the exponential moving average (EMA) of the vectors assigned to it.
 
     gradient: `straight_through`, or the `rotation` trick (Fifty et al. 2024).
-    decay: of the running means.
-    commitment_weight: of the mean squared difference that pulls vectors to their codes.
-    restart_below: replace a code by a latent of the batch when its running count falls below
-        this; None never does.
+    decay: decay of the moving averages.
+    commitment_weight: weight of the mean squared difference that pulls vectors to their codes.
+    restart_below: running count below which a dead code is moved to a latent of the batch; None never does.
+        A batch of n vectors revives at most n codes, the least used first.
     init: `normal` codes of unit norm on average, or `kmeans` centres of the first training batch.
     """
 
@@ -71,8 +71,8 @@ class VQ(DataInitQuantizer):
         self.set_codebook(normal_codes(codebook_size, dim, seed=seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        # Codes from the operator, not by indexing: torch.compile would index again in the backward
-        # pass, in a codebook that has moved by then.
+        # Codes from the operator, not by indexing: torch.compile would index again in the backward pass,
+        # when the codebook has already moved.
         return self._quantize(z, nearest_codes)
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -87,15 +87,15 @@ class VQ(DataInitQuantizer):
     ) -> Quantized:
         self.init_from_data(z)
         if self.training:
-            self._take_effect()
+            self._update_codebook()
         indices, codes = search(z, self.codebook)
         codes = codes.to(z.dtype)
         if self.training:
-            self._follow(z.detach(), indices)
+            self._update_averages(z.detach(), indices)
         commitment = mse(z, codes)
-        through = rotate_to if self.gradient == "rotation" else straight_through
+        estimator = rotate_to if self.gradient == "rotation" else straight_through
         loss = self.commitment_weight * commitment
-        return Quantized(through(z, codes), indices, loss, {"commitment": commitment})
+        return Quantized(estimator(z, codes), indices, loss, {"commitment": commitment})
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
         return nearest_codes(z, self.codebook).indices
@@ -103,34 +103,38 @@ class VQ(DataInitQuantizer):
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.codebook[indices]
 
-    def _take_effect(self) -> None:
-        """Move the codes to the means of the batches before this one: until the next training
-        batch comes, indices decode to the output that they came with."""
+    def _update_codebook(self) -> None:
+        """Move the codes to the averages of the batches before this one.
+
+        Until the next training batch, indices decode to the output that came with them.
+        """
         total = self.counts.sum()
         smoothed = (self.counts + _SMOOTHING) / (total + self.codebook_size * _SMOOTHING) * total
         torch.div(self.sums, smoothed[:, None], out=self.codebook)
 
-    def _follow(self, z: Float[Tensor, "n c"], indices: Int[Tensor, " n"]) -> None:
+    def _update_averages(self, z: Float[Tensor, "n c"], indices: Int[Tensor, " n"]) -> None:
         z = z.to(self.sums.dtype)
         counts = torch.zeros_like(self.counts).index_add_(0, indices, torch.ones_like(z[:, 0]))
         sums = torch.zeros_like(self.sums).index_add_(0, indices, z)
         counts, sums = sum_over_ranks(counts), sum_over_ranks(sums)
-        weight = (counts.sum() > 0).to(counts.dtype) * (1 - self.decay)  # an empty batch says nothing
+        weight = (counts.sum() > 0).to(counts.dtype) * (1 - self.decay)  # an empty batch changes nothing
         self.counts.lerp_(counts, weight)
         self.sums.lerp_(sums, weight)
         if self.restart_below is not None:
-            self._revive(z, self.counts < self.restart_below, max(1.0, self.restart_below))
+            self._revive_dead_codes(z, self.restart_below)
 
-    def _revive(self, z: Float[Tensor, "n c"], dead: Bool[Tensor, " k"], count: float) -> None:
-        """Give each dead code a latent, the first process's on all, and a count to live on."""
-        if len(z) == 0:
-            latents, dead = torch.zeros_like(self.sums), torch.zeros_like(dead)
-        else:
-            order = torch.randperm(len(z), device=z.device).repeat(-(-self.codebook_size // len(z)))
-            latents = z[order[: self.codebook_size]]
-        latents = broadcast_from_first(latents)
-        self.sums.copy_(torch.where(dead[:, None], latents * count, self.sums))
-        self.counts.masked_fill_(dead, count)
+    def _revive_dead_codes(self, z: Float[Tensor, "n c"], threshold: float) -> None:
+        """Move dead codes to distinct random latents of rank 0, with a count above the threshold."""
+        dead, latents = self.counts < threshold, torch.zeros_like(self.sums)
+        # By rising count: codes that found no latent in this batch come first in the next one.
+        turn = self.counts.argsort(stable=True).argsort()
+        revived = dead & (turn < len(z))
+        if len(z):
+            latents = z[torch.randperm(len(z), device=z.device)[turn.clamp_max(len(z) - 1)]]
+        latents, revived = broadcast_from_first(latents), broadcast_from_first(revived)
+        count = max(1.0, threshold)
+        self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))
+        self.counts.masked_fill_(revived, count)
 
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return kmeans_codes(z, self.codebook_size, seed=self.seed)

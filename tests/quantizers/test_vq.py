@@ -30,6 +30,18 @@ def test_a_revived_code_lives_until_the_next_batch(threshold):
     assert (moved < 0.5).float().mean() > 0.8, "most codes follow their means instead of jumping"
 
 
+def test_each_latent_revives_at_most_one_code():
+    q = VQ(2, 16, restart_below=0.999, decay=0.5)
+    start = q.codebook.clone()
+    for _ in range(8):
+        z = torch.randn(5, 2)
+        q(z)
+        codes = q.sums / q.counts[:, None]
+        assert len(codes.unique(dim=0)) == 16, "no two codes at one place"
+        assert 1 <= (torch.cdist(codes, z).amin(1) < 1e-6).sum() <= 5
+    assert (codes != start).any(1).all(), "every dead code gets its turn"
+
+
 def test_an_empty_batch_leaves_the_running_means():
     q = VQ(2, 4, restart_below=0.9)
     q(torch.randn(10, 2))
