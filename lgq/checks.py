@@ -63,6 +63,13 @@ def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
         raise LGQError(f"latents must be floating point, got {z.dtype}: convert them first.")
 
 
+def require_images(images: Tensor) -> None:
+    if not images.is_floating_point():
+        raise LGQError(f"images must be float in [-1, 1], got {images.dtype}: scale bytes by x / 127.5 - 1.")
+    if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
+        raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
+
+
 def require_finite(z: Tensor) -> None:
     # A check of values would break the graph of torch.compile, and meta tensors have none.
     if torch.compiler.is_compiling() or z.is_meta or torch.isfinite(z).all():

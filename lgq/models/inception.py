@@ -1,11 +1,10 @@
-"""The Inception of FID (Szegedy et al. 2016; Heusel et al. 2017): images to 2,048 features.
+"""The Inception network of FID (Szegedy et al. 2016; Heusel et al. 2017): images to 2,048 features.
 
-b = images, h w = their height and width in pixels, c = channels.
+b = images, h w = height and width in pixels, c = channels.
 
-This is the TensorFlow network of 2015-12-05, layer by layer, on which published FIDs stand; torchvision's
-Inception differs in its pools, its normalisation and its weights. Part of the convention is what happens
-to the images before: they are rounded to bytes, resized and normalised in here, so that no caller can do
-it otherwise, and `convention` puts that on record.
+This is the TensorFlow network of 2015-12-05, layer by layer, on which published FIDs are based;
+torchvision's Inception differs in its pools, normalisation and weights. Preprocessing is part of the
+convention, so images are rounded to bytes, resized and normalised in here, and `convention` records how.
 """
 
 import math
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq import weights
+from lgq.checks import require_images
 from lgq.errors import LGQError
 from lgq.ops.numerics import outside_autocast
 
@@ -27,32 +27,31 @@ _EPSILON = 1e-3
 
 Kernel = int | tuple[int, int]
 Layer = tuple[int, Kernel]
-"""Width and kernel of a convolution."""
+"""Output channels and kernel of a convolution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureConvention:
-    """What two sets of features must have in common to be compared."""
+    """Conditions under which features were computed; only features with equal ones can be compared."""
 
     weights: str
     """Name of the weights, or "random"."""
     weights_sha256: str
-    """Hash of the published file that they come from."""
+    """Hash of the published file of the weights."""
     quantisation: str = "uint8, round half to even"
     resize: str = f"bilinear to {_SIDE}x{_SIDE}, half-pixel centres, no antialias"
     normalisation: str = "(x - 128) / 128"
 
 
 class InceptionV3(nn.Module):
-    """Images in [-1, 1], of any size, to features; `pretrained` gives those of FID.
+    """Maps images in [-1, 1] of any size to features; `pretrained` gives those of FID.
 
-    classifier: have `logits` too.
-    seed: of the random weights that it has until others are loaded.
+    classifier: whether to have the classifier, which `logits` needs.
+    seed: seed of the random weights before others are loaded.
 
-    The network is frozen: its weights are buffers, and the rounding lets no gradient through.
-    In the layout of the original its features are the original's to the last bit. After
-    `.to(memory_format=torch.channels_last)` a CPU takes about 30% less time, and rounds differently
-    (by up to 6e-6 where features reach 4).
+    The network is frozen: its weights are buffers, and rounding stops gradients. In contiguous memory format
+    its features equal the original's to the last bit. After `.to(memory_format=torch.channels_last)` a CPU
+    takes about 30% less time and rounds differently (by up to 6e-6 where features reach 4).
     """
 
     classifier: Tensor | None
@@ -68,10 +67,10 @@ class InceptionV3(nn.Module):
 
     @classmethod
     def pretrained(cls, *, classifier: bool = False) -> "InceptionV3":
-        """With the published weights, from the cache.
+        """Load the published weights from the cache.
 
-        `lgq weights fetch` brings those of the features there. Those with the classifier, which Inception
-        Score needs, are in the file that `lgq weights import` takes.
+        `lgq weights fetch` puts the weights for features there. Those with the classifier, which Inception
+        Score needs, come from a file that `lgq weights import` takes.
         """
         name = "inception-full" if classifier else "inception-fid"
         network = cls(classifier=classifier)
@@ -82,25 +81,25 @@ class InceptionV3(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 2048"]:
-        _check_images(images)
+        require_images(images)
         with outside_autocast(images):
-            features: Tensor = self.network(_prepared(images))
+            features: Tensor = self.network(_preprocess(images))
         return features.flatten(1)
 
     @torch.no_grad()
     def logits(self, features: Float[Tensor, "b 2048"]) -> Float[Tensor, "b 1008"]:
-        """Of the features' classes; their softmax is what Inception Score (Salimans et al. 2016) averages.
+        """Return the class logits of features, whose softmax Inception Score (Salimans et al. 2016) averages.
 
         As in that paper's code, the classifier's bias is left out.
         """
         if self.classifier is None:
-            raise LGQError("this network has no classifier: take InceptionV3.pretrained(classifier=True).")
+            raise LGQError("this network has no classifier: use InceptionV3.pretrained(classifier=True).")
         with outside_autocast(features):
             return features @ self.classifier.T
 
 
 class _Convolution(nn.Module):
-    """Convolution, batch norm without scales, ReLU; stride 2 goes without padding."""
+    """Convolution, batch norm without scales, ReLU; without padding if the stride is 2."""
 
     weight: Tensor
     beta: Tensor
@@ -119,19 +118,19 @@ class _Convolution(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b _ _ _"]:
         x = F.conv2d(x, self.weight, None, self.stride, self.padding)
-        # Not folded into the convolution: that takes about 8% less time, and rounds differently.
+        # Not folded into the convolution: that would take about 8% less time, but round differently.
         return F.relu_(F.batch_norm(x, self.mean, self.var, None, self.beta, eps=_EPSILON))
 
 
 class _Branches(nn.ModuleDict):
-    """Side by side on one input, their channels one after the other."""
+    """Branches on one input, with their output channels concatenated."""
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b _ _ _"]:
         return torch.cat([branch(x) for branch in self.values()], 1)
 
 
 def _network() -> nn.Sequential:
-    """With the names of TensorFlow's graph."""
+    """Build all layers, with the names of TensorFlow's graph."""
     layers = {
         "conv": _Convolution(3, 32, 3, 2),
         "conv_1": _Convolution(32, 32, 3, padded=False),
@@ -220,7 +219,7 @@ def _tower(inputs: int, *layers: Layer, last_stride: int = 1) -> nn.Sequential:
 
 
 def _split_tower(inputs: int, *layers: Layer) -> nn.Sequential:
-    """A tower that ends in a flat and a tall convolution side by side."""
+    """Build a tower that ends in a flat and a tall convolution side by side."""
     tower, width = _tower(inputs, *layers), layers[-1][0]
     flat, tall = _Convolution(width, 384, (1, 3)), _Convolution(width, 384, (3, 1))
     tower.add_module("split", _Branches({"conv": flat, "conv_1": tall}))
@@ -242,17 +241,8 @@ def _named(modules: dict[str, nn.Module]) -> nn.Sequential:
     return sequence
 
 
-def _prepared(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 299 299"]:
-    # One memory format: another one would compute in another order, and round differently.
+def _preprocess(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 299 299"]:
+    # Always contiguous: another memory format would round differently.
     levels = ((images.float().contiguous() + 1) * 127.5).round().clamp(0, 255)
     resized = F.interpolate(levels, (_SIDE, _SIDE), mode="bilinear", align_corners=False, antialias=False)
     return (resized - 128) / 128
-
-
-def _check_images(images: Tensor) -> None:
-    if not images.is_floating_point():
-        raise LGQError(
-            f"images must be float in [-1, 1], got {images.dtype}; bytes become so by x / 127.5 - 1."
-        )
-    if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-        raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")

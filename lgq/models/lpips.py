@@ -1,9 +1,9 @@
-"""LPIPS (Zhang et al. 2018), version 0.1: how different two images look, by the features of a classifier.
+"""LPIPS 0.1 (Zhang et al. 2018): perceptual distance of two images, by the features of a classifier.
 
-b = images, h w = their height and width in pixels, c = channels, p q = positions down and across.
+b = images, h w = height and width in pixels, c = channels, p q = positions down and across.
 
-The network is frozen for good: its weights are buffers, so no optimizer finds them, and gradients reach
-the images alone. Only images that ask for gradients cost the memory of a backward pass.
+The network is frozen: its weights are buffers, so no optimizer updates them, and gradients reach the images
+alone. Only images that require gradients take the memory of a backward pass.
 """
 
 import math
@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq import weights
+from lgq.checks import require_images
 from lgq.errors import LGQError
 from lgq.ops.numerics import outside_autocast
 
@@ -24,7 +25,7 @@ Net = Literal["vgg16", "alex"]
 
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
-_LEAST_NORM = 1e-10
+_EPSILON = 1e-10
 
 
 class _Layer(NamedTuple):
@@ -37,11 +38,11 @@ class _Layer(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class _Architecture:
     stages: tuple[tuple[_Layer, ...], ...]
-    """Convolutions, each with a ReLU; the features at the end of each stage are compared."""
+    """Convolutions of each stage, all followed by a ReLU; features are compared at the end of each stage."""
     pooled: tuple[int, ...]
-    """Stages before which the image is halved."""
+    """Stages with a pool of stride 2 before them."""
     pool_kernel: int
-    least_side: int
+    min_side: int
 
 
 _ARCHITECTURES: dict[str, _Architecture] = {
@@ -55,7 +56,7 @@ _ARCHITECTURES: dict[str, _Architecture] = {
         ),
         pooled=(1, 2, 3, 4),
         pool_kernel=2,
-        least_side=16,
+        min_side=16,
     ),
     "alex": _Architecture(
         stages=(
@@ -67,16 +68,16 @@ _ARCHITECTURES: dict[str, _Architecture] = {
         ),
         pooled=(1, 2),
         pool_kernel=3,
-        least_side=31,
+        min_side=31,
     ),
 }
 
 
 class LPIPS(nn.Module):
-    """Two batches of images in [-1, 1] to a distance for each pair; 0 for equal images.
+    """Maps two batches of images in [-1, 1] to one distance per pair; 0 for equal images.
 
-    net: "vgg16" to train with and to report, as VQ-GAN and its successors do; "alex" is smaller.
-    seed: of the random weights that it has until others are loaded; `pretrained` has the published ones.
+    net: "vgg16" for training and reports, as in VQ-GAN and its successors; "alex" is smaller.
+    seed: seed of the random weights before others are loaded; `pretrained` has the published ones.
     """
 
     shift: Tensor
@@ -99,15 +100,15 @@ class LPIPS(nn.Module):
 
     @classmethod
     def pretrained(cls, net: Net = "vgg16") -> "LPIPS":
-        """With the published weights, from the cache: `lgq weights fetch` brings them there."""
+        """Load the published weights from the cache; `lgq weights fetch` puts them there."""
         network, name = cls(net), f"lpips-{net}"
         network.load_state_dict(weights.load(name))
         network.weights_sha256 = weights.SETS[name].fingerprint.sha256
         return network
 
     def forward(self, x: Float[Tensor, "b 3 h w"], y: Float[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
-        _check_images(x, y, self.architecture.least_side)
-        # float32: squared differences of unit vectors vanish in half precision, and the gradients with them.
+        self._check_images(x, y)
+        # float32: squared differences of unit vectors, and their gradients, vanish in half precision.
         with outside_autocast(x):
             distance = x.new_zeros(len(x), dtype=self.shift.dtype)
             for index, (ours, theirs) in enumerate(zip(self._features(x), self._features(y), strict=True)):
@@ -115,7 +116,7 @@ class LPIPS(nn.Module):
         return distance
 
     def _features(self, images: Float[Tensor, "b 3 h w"]) -> Iterator[Float[Tensor, "b _ _ _"]]:
-        """One stage at a time, so that without gradients no more than one is kept."""
+        """Yield one stage at a time, so that without gradients only one is kept in memory."""
         features = (images.to(self.shift.dtype) - self.shift) / self.scale
         convolutions = iter(self.convolutions)
         for index, stage in enumerate(self.architecture.stages):
@@ -125,6 +126,18 @@ class LPIPS(nn.Module):
                 features = F.relu_(next(convolutions)(features))
             yield features
 
+    def _check_images(self, x: Tensor, y: Tensor) -> None:
+        require_images(x)
+        require_images(y)
+        if x.shape != y.shape:
+            shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+            raise LGQError(f"LPIPS compares images of equal shape, got {shapes}.")
+        if min(x.shape[2:]) < self.architecture.min_side:
+            raise LGQError(
+                f"LPIPS needs sides of at least {self.architecture.min_side} pixels, "
+                f"got {x.shape[2]} x {x.shape[3]}: use larger images, or resize these."
+            )
+
 
 class _Convolution(nn.Module):
     weight: Tensor
@@ -133,9 +146,9 @@ class _Convolution(nn.Module):
     def __init__(self, inputs: int, layer: _Layer, generator: torch.Generator):
         super().__init__()
         self.stride, self.padding = layer.stride, layer.padding
-        spread = math.sqrt(2 / (inputs * layer.kernel**2))  # keeps the features' size from layer to layer
+        std = math.sqrt(2 / (inputs * layer.kernel**2))  # keeps the scale of features from layer to layer
         shape = (layer.width, inputs, layer.kernel, layer.kernel)
-        self.register_buffer("weight", spread * torch.randn(shape, generator=generator))
+        self.register_buffer("weight", std * torch.randn(shape, generator=generator))
         self.register_buffer("bias", torch.zeros(layer.width))
 
     def forward(self, x: Float[Tensor, "b _ _ _"]) -> Float[Tensor, "b _ _ _"]:
@@ -145,27 +158,11 @@ class _Convolution(nn.Module):
 def _difference(
     x: Float[Tensor, "b c p q"], y: Float[Tensor, "b c p q"], head: Float[Tensor, " c"]
 ) -> Float[Tensor, " b"]:
-    """Squared differences of the directions, weighted by channel, averaged over positions."""
-    squares = (_directions(x) - _directions(y)).square()
+    """Squared differences of the normalized features, weighted by channel, averaged over positions."""
+    squares = (_normalized(x) - _normalized(y)).square()
     return F.conv2d(squares, head.view(1, -1, 1, 1)).mean((1, 2, 3))
 
 
-def _directions(features: Float[Tensor, "b c p q"]) -> Float[Tensor, "b c p q"]:
-    # vector_norm, over a square root of a sum: where all features are 0, its gradient is 0 and not NaN.
-    return features / (torch.linalg.vector_norm(features, dim=1, keepdim=True) + _LEAST_NORM)
-
-
-def _check_images(x: Tensor, y: Tensor, least_side: int) -> None:
-    if not (x.is_floating_point() and y.is_floating_point()):
-        raise LGQError(
-            f"images must be float in [-1, 1], got {x.dtype} and {y.dtype}; bytes become so by x / 127.5 - 1."
-        )
-    if x.shape != y.shape or x.ndim != 4 or x.shape[1] != 3:
-        raise LGQError(
-            f"LPIPS compares RGB images of one shape (b, 3, h, w), got {tuple(x.shape)} and {tuple(y.shape)}."
-        )
-    if min(x.shape[2:]) < least_side:
-        raise LGQError(
-            f"a side must have at least {least_side} pixels for LPIPS, got {x.shape[2]} x {x.shape[3]}; "
-            "take larger images, or enlarge these."
-        )
+def _normalized(features: Float[Tensor, "b c p q"]) -> Float[Tensor, "b c p q"]:
+    # vector_norm, not the square root of a sum: where all features are 0, its gradient is 0 and not NaN.
+    return features / (torch.linalg.vector_norm(features, dim=1, keepdim=True) + _EPSILON)

@@ -1,14 +1,10 @@
-"""How many tokens a masked generator sets at each step (Chang et al. 2022), and Halton's order of places.
+"""Sampling from a masked generator (MaskGIT, Chang et al. 2022): all tokens of an image in a few steps.
 
-The order is that of Besnier et al. (2025): tokens that are set together lie far apart.
-b = images, n = tokens of an image, t = steps.
+b = images, n = tokens per image, m = positions to predict, k = codes, t = steps.
 
-Sampling from a masked generator (MaskGIT, Chang et al. 2022): all tokens of an image in a few steps.
-
-b = images, n = tokens of an image, m = places that are asked for, k = codes.
-
-Each step asks a network for the codes at masked places, draws one for each, and keeps some of them: the
-ones that the network is surest of, or those at places that an order has fixed. A token that is set stays.
+Each step predicts the codes at masked positions, draws one for each, and keeps some of them: the most
+confident ones, or those at positions that a fixed order names, such as the order of Besnier et al. (2025)
+on Halton's sequence. A kept token does not change any more.
 """
 
 import math
@@ -24,108 +20,55 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_indices, require_one_of, require_whole
 from lgq.errors import LGQError
 
-Schedule = Literal["cosine", "linear", "square", "root", "arccos"]
+MaskSchedule = Literal["cosine", "linear", "square", "root", "arccos"]
+Order = Literal["confidence", "halton", "random"]
+Predict: TypeAlias = Callable[
+    [Int64[Tensor, "b n"], Int64[Tensor, " b"], Bool[Tensor, "b n"]], Float[Tensor, "m k"]
+]
+"""Function of tokens, classes and the positions to predict; returns the logits there, image by image."""
 
-_FRACTIONS: dict[str, Callable[[float], float]] = {
+_MASKED_FRACTIONS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: math.cos(math.pi / 2 * done),
     "linear": lambda done: 1 - done,
     "square": lambda done: 1 - done**2,
     "root": lambda done: 1 - math.sqrt(done),
     "arccos": lambda done: math.acos(done) / (math.pi / 2),
 }
-# Keeps the floor of a product that is whole but for rounding, such as 10 (1 - 0.9).
+# Keeps the floor of a product that is whole except for rounding, such as 10 (1 - 0.9).
 _ROUNDING = 1e-9
-
-
-def masked_after(step: int, steps: int, schedule: Schedule) -> float:
-    """The fraction of the tokens that is still masked after a step, counted from 0: 0 after the last."""
-    return _FRACTIONS[schedule]((step + 1) / steps)
-
-
-def reveal_counts(masked: Int64[Tensor, " b"], steps: int, schedule: Schedule) -> Int64[Tensor, "t b"]:
-    """How many tokens of each image to set at each step, from the number that are masked at the start.
-
-    After a step, floor(masked * masked_after(...)) tokens stay masked, but every step sets at least one
-    token of every image that has some left. So there are no more steps than masked tokens, and an image
-    with fewer masked tokens than steps is filled one by one.
-    """
-    steps = min(steps, max(masked.tolist(), default=0))
-    counts, left = masked.new_zeros(steps, len(masked)), masked
-    for step in range(steps):
-        scheduled = (masked.double() * masked_after(step, steps, schedule) + _ROUNDING).floor().long()
-        one_for_each_later_step = steps - 1 - step
-        kept = scheduled.clamp(min=one_for_each_later_step).minimum(left - 1).clamp(min=0)
-        counts[step], left = left - kept, kept
-    return counts
-
-
-def halton_order(grid: tuple[int, ...]) -> Int64[Tensor, " n"]:
-    """The places of a grid (rows, columns, perhaps stages), row by row, in the order of Halton's sequence.
-
-    Its points, from the first on, fall on cells: base 2 chooses the row and base 3 the column, and a cell
-    counts when it is hit first. The stages of a cell follow one another, lower ones first.
-    """
-    rows, columns, stages = grid[0], grid[1], math.prod(grid[2:])
-    row_period, column_period = _power_from(2, 2 * rows), _power_from(3, 2 * columns)
-    # Every cell holds a box of 1/row_period by 1/column_period whole, and this many points hit every box.
-    points = torch.arange(1, row_period * column_period + 1)
-    cells = _scaled_radical_inverse(points, 2, rows) * columns + _scaled_radical_inverse(points, 3, columns)
-    order = torch.tensor(list(dict.fromkeys(cells.tolist())))
-    return (order[:, None] * stages + torch.arange(stages)).flatten()
-
-
-def _power_from(base: int, lowest: int) -> int:
-    power = 1
-    while power < lowest:
-        power *= base
-    return power
-
-
-def _scaled_radical_inverse(numbers: Int64[Tensor, " t"], base: int, scale: int) -> Int64[Tensor, " t"]:
-    """floor(scale * radical inverse), in whole numbers: the digits of a number, mirrored at the point."""
-    mirrored, denominator = torch.zeros_like(numbers), 1
-    while numbers.any():
-        mirrored, denominator = mirrored * base + numbers % base, denominator * base
-        numbers = numbers // base
-    return mirrored * scale // denominator
-
-
-Order = Literal["confidence", "halton", "random"]
-Predict: TypeAlias = Callable[
-    [Int64[Tensor, "b n"], Int64[Tensor, " b"], Bool[Tensor, "b n"]], Float[Tensor, "m k"]
-]
-"""Tokens, classes and the places to ask for, to the logits there, image by image and row by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn; the defaults are the paper's."""
+    """Settings of sampling; the defaults are the paper's."""
 
     steps: int = 11
-    """Forwards of the network; fewer where fewer tokens are masked."""
-    schedule: Schedule = "cosine"
-    """How the share of masked tokens falls over the steps."""
+    """Number of forward passes; fewer where fewer tokens are masked."""
+    schedule: MaskSchedule = "cosine"
+    """Curve by which the share of masked tokens falls over the steps."""
     order: Order = "confidence"
-    """Which tokens come first: the surest, those on Halton's sequence (well spread), or any."""
+    """Tokens to set first: the most confident ones, those early on Halton's sequence (well spread), or random
+    ones."""
     temperature: float = 1.0
-    """Of the distribution of codes: below 1 is safer, above 1 is more varied; 0 takes the likeliest code."""
+    """Temperature of the distribution of codes: below 1 is safer, above 1 more varied; 0 takes the likeliest
+    code."""
     choice_temperature: float = 4.5
-    """Of the noise in the order of confidence; it falls to 0 at the last step."""
+    """Scale of the Gumbel noise in the order of confidence; falls to 0 at the last step."""
     guidance: float = 1.0
-    """Logits are null + guidance (class - null): 0 ignores the class, 1 is the plain network, and any other
-    value takes twice the time."""
+    """Classifier-free guidance: logits are null + guidance (class - null). 0 ignores the class, 1 is the
+    plain network, and any other value takes twice the time."""
     guidance_ramp: bool = False
-    """Let the guidance grow evenly from 1 at the first step to its value at the last."""
+    """Whether the guidance grows linearly from 1 at the first step to its value at the last."""
     top_k: int | None = None
-    """Draw from this many likeliest codes alone."""
+    """Number of likeliest codes to draw from; None for all."""
     top_p: float | None = None
-    """Draw from the likeliest codes that reach this probability together, once temperature and top_k
-    have acted."""
+    """Probability of the smallest set of likeliest codes to draw from, after temperature and top_k; None for
+    all codes."""
 
     def __post_init__(self) -> None:
         require_whole(steps=self.steps)
         require_at_least(1, steps=self.steps)
-        require_one_of(get_args(Schedule), schedule=self.schedule)
+        require_one_of(get_args(MaskSchedule), schedule=self.schedule)
         require_one_of(get_args(Order), order=self.order)
         for name in ("temperature", "choice_temperature", "guidance"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -134,12 +77,10 @@ class Sampling:
             require_whole(top_k=self.top_k)
             require_at_least(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise LGQError(
-                f"top_p must lie above 0 and at most at 1, got {self.top_p}: None keeps all codes."
-            )
+            raise LGQError(f"top_p must be above 0 and at most 1, got {self.top_p}: None keeps all codes.")
 
     def guidance_at(self, step: int, steps: int) -> float:
-        """The guidance of a step, counted from 0, of `steps` that are run."""
+        """Return the guidance at a step, counted from 0, of `steps` in all."""
         if not self.guidance_ramp or step == steps - 1:
             return self.guidance
         return 1 + (self.guidance - 1) * step / (steps - 1)
@@ -157,28 +98,81 @@ def sample_tokens(
     grid: tuple[int, ...],
     generator: torch.Generator,
 ) -> Int64[Tensor, "b n"]:
-    """The tokens, with a code at each place that held `mask_token`; all others stay as they are.
+    """Replace each `mask_token` by a code; all other tokens stay as they are.
 
     grid: (rows, columns), or (rows, columns, stages), of the n tokens.
-    generator: on the device of the tokens; the same seed gives the same tokens.
+    generator: random generator on the device of the tokens; the same seed gives the same tokens.
     """
-    _require_fit(tokens, classes, mask_token, null_class, grid)
+    _check_inputs(tokens, classes, mask_token, null_class, grid)
     counts = reveal_counts((tokens == mask_token).sum(1).cpu(), sampling.steps, sampling.schedule)
     priorities = _priorities(tokens, sampling.order, grid, generator)
     for step, count in enumerate(counts.to(tokens.device)):
-        asked = tokens == mask_token
+        chosen = tokens == mask_token
         if priorities is not None:
-            asked = highest(priorities, asked, count)
+            chosen = highest(priorities, chosen, count)
         scale = sampling.guidance_at(step, len(counts))
-        logits = guided(predict, tokens, classes, asked, scale, null_class=null_class)
+        logits = guided(predict, tokens, classes, chosen, scale, null_class=null_class)
         codes = draw(logits, sampling, generator)
-        filled = tokens.masked_scatter(asked, codes)
+        filled = tokens.masked_scatter(chosen, codes)
         if priorities is None:
             noise = sampling.choice_temperature * (1 - (step + 1) / len(counts))
             scores = confidence(logits, codes, noise, generator)
-            asked = highest(scores.new_zeros(asked.shape).masked_scatter(asked, scores), asked, count)
-        tokens = torch.where(asked, filled, tokens)
+            chosen = highest(scores.new_zeros(chosen.shape).masked_scatter(chosen, scores), chosen, count)
+        tokens = torch.where(chosen, filled, tokens)
     return tokens
+
+
+def masked_after(step: int, steps: int, schedule: MaskSchedule) -> float:
+    """Return the fraction of tokens still masked after a step, counted from 0; it is 0 after the last."""
+    return _MASKED_FRACTIONS[schedule]((step + 1) / steps)
+
+
+def reveal_counts(masked: Int64[Tensor, " b"], steps: int, schedule: MaskSchedule) -> Int64[Tensor, "t b"]:
+    """Return how many tokens of each image to set at each step, given how many are masked at first.
+
+    After a step, floor(masked * masked_after(...)) tokens stay masked, but every step sets at least one
+    token of every image that has masked ones. So there are at most as many steps as masked tokens, and an
+    image with fewer masked tokens than steps is filled token by token.
+    """
+    steps = min(steps, max(masked.tolist(), default=0))
+    counts, left = masked.new_zeros(steps, len(masked)), masked
+    for step in range(steps):
+        scheduled = (masked.double() * masked_after(step, steps, schedule) + _ROUNDING).floor().long()
+        later_steps = steps - 1 - step
+        remaining = scheduled.clamp(min=later_steps).minimum(left - 1).clamp(min=0)
+        counts[step], left = left - remaining, remaining
+    return counts
+
+
+def halton_order(grid: tuple[int, ...]) -> Int64[Tensor, " n"]:
+    """Order the positions of a grid (rows, columns, perhaps stages) by Halton's sequence.
+
+    The points of the sequence fall on cells, by base 2 for the row and base 3 for the column; cells come in
+    the order of their first hit. The stages of a cell follow each other, lower ones first.
+    """
+    rows, columns, stages = grid[0], grid[1], math.prod(grid[2:])
+    row_period, column_period = _power_from(2, 2 * rows), _power_from(3, 2 * columns)
+    # Every cell contains a box of 1/row_period by 1/column_period, and this many points hit every box.
+    points = torch.arange(1, row_period * column_period + 1)
+    cells = _scaled_radical_inverse(points, 2, rows) * columns + _scaled_radical_inverse(points, 3, columns)
+    order = torch.tensor(list(dict.fromkeys(cells.tolist())))
+    return (order[:, None] * stages + torch.arange(stages)).flatten()
+
+
+def _power_from(base: int, lowest: int) -> int:
+    power = 1
+    while power < lowest:
+        power *= base
+    return power
+
+
+def _scaled_radical_inverse(numbers: Int64[Tensor, " t"], base: int, scale: int) -> Int64[Tensor, " t"]:
+    """Return floor(scale * radical inverse) in integers: the digits of a number, mirrored at the point."""
+    mirrored, denominator = torch.zeros_like(numbers), 1
+    while numbers.any():
+        mirrored, denominator = mirrored * base + numbers % base, denominator * base
+        numbers = numbers // base
+    return mirrored * scale // denominator
 
 
 def guided(
@@ -190,7 +184,7 @@ def guided(
     *,
     null_class: int,
 ) -> Float32[Tensor, "m k"]:
-    """null + scale (class - null), by one forward: of a batch twice as large where both are needed."""
+    """Return logits null + scale (class - null), by one forward pass, of a doubled batch if it needs both."""
     nulls = torch.full_like(classes, null_class)
     if scale in (0, 1):
         return _finite(predict(tokens, classes if scale else nulls, where).float())
@@ -202,14 +196,14 @@ def guided(
 def draw(
     logits: Float32[Tensor, "m k"], sampling: Sampling, generator: torch.Generator
 ) -> Int64[Tensor, " m"]:
-    """A code for each row of logits, by temperature, top_k and top_p."""
+    """Draw a code for each row of logits, by temperature, top_k and top_p."""
     if sampling.temperature == 0:
         return logits.argmax(1)
     if sampling.top_k is not None and sampling.top_k < logits.shape[1]:
         logits, codes = logits.topk(sampling.top_k)
         return codes.gather(1, draw(logits, sampling, generator)[:, None])[:, 0]
     if sampling.temperature != 1:
-        # The largest becomes 0 first: a small temperature would carry it to infinity.
+        # The largest becomes 0 first: a small temperature would make it infinite.
         logits = (logits - logits.amax(1, keepdim=True)).div_(sampling.temperature)
     return draw_nucleus(logits.softmax(1), sampling.top_p or 1.0, generator)
 
@@ -217,13 +211,13 @@ def draw(
 def draw_nucleus(
     probabilities: Float32[Tensor, "m k"], top_p: float, generator: torch.Generator
 ) -> Int64[Tensor, " m"]:
-    """A code for each row, of those to which the likelier ones leave room: together less than `top_p`.
+    """Draw a code for each row from its nucleus: codes whose likelier codes sum to less than `top_p`.
 
-    A code outside this nucleus is drawn again, among the codes likelier than it: they hold the nucleus
-    whole, so the odds within it are kept, and nothing is sorted.
+    A code outside the nucleus is redrawn among the codes likelier than it. These include the whole nucleus,
+    so the odds within it are kept, and nothing is sorted.
     """
     sums = probabilities.cumsum(1)
-    # One uniform number a row; k exponential ones, for a race of the codes, take ten times as long.
+    # One uniform number per row; k exponential ones, as torch.multinomial draws, take ten times as long.
     points = torch.rand(len(sums), 1, generator=generator, device=sums.device) * sums[:, -1:]
     codes = torch.searchsorted(sums, points, right=True)
     if top_p < 1:
@@ -237,10 +231,10 @@ def draw_nucleus(
 def confidence(
     logits: Float32[Tensor, "m k"], codes: Int64[Tensor, " m"], noise: float, generator: torch.Generator
 ) -> Float32[Tensor, " m"]:
-    """log p + noise * Gumbel, of the codes that were drawn.
+    """Return log p + noise * Gumbel of the drawn codes.
 
-    p is the guided network's own: before temperature, top_k and top_p, which would call every code of a
-    greedy draw certain.
+    p is the probability before temperature, top_k and top_p: after them, every code of a greedy draw would
+    be certain.
     """
     log_p = F.cross_entropy(logits, codes, reduction="none").neg_()
     exponential = torch.empty_like(log_p).exponential_(generator=generator)
@@ -251,7 +245,7 @@ def confidence(
 def highest(
     scores: Float[Tensor, "b n"], among: Bool[Tensor, "b n"], counts: Int64[Tensor, " b"]
 ) -> Bool[Tensor, "b n"]:
-    """The places of each row's highest scores among some, as many as its count says; the first of equals."""
+    """Mark the `counts` highest scores of each row at the positions `among`; of equal scores the first."""
     scores = scores.masked_fill(~among, -math.inf)
     ranks = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return ranks < counts[:, None]
@@ -260,7 +254,7 @@ def highest(
 def _priorities(
     tokens: Int64[Tensor, "b n"], order: Order, grid: tuple[int, ...], generator: torch.Generator
 ) -> Float[Tensor, "b n"] | None:
-    """The higher, the earlier a place is set; none where confidence decides."""
+    """Return a priority per position, higher for earlier, or None where confidence decides."""
     if order == "confidence":
         return None
     if order == "random":
@@ -271,24 +265,24 @@ def _priorities(
 
 def _finite(logits: Float32[Tensor, "m k"]) -> Float32[Tensor, "m k"]:
     if not torch.isfinite(logits.amax(1)).all():
-        raise LGQError("the network gives logits that are no numbers: were its weights trained to the end?")
+        raise LGQError("the network's logits are NaN or infinite: did its training diverge?")
     return logits
 
 
-def _require_fit(
+def _check_inputs(
     tokens: Tensor, classes: Tensor, mask_token: int, null_class: int, grid: tuple[int, ...]
 ) -> None:
     require_indices(tokens, mask_token + 1)
     if len(grid) < 2 or min(grid) < 1 or math.prod(grid) != tokens.shape[1]:
         raise LGQError(
-            f"a grid of {grid} does not hold {tokens.shape[1]} tokens an image: "
-            f"give (rows, columns), or (rows, columns, stages), whose product is that number."
+            f"a grid of {grid} does not hold {tokens.shape[1]} tokens per image: "
+            f"give (rows, columns), or (rows, columns, stages), with that product."
         )
     if len(classes) != len(tokens):
-        raise LGQError(f"{len(classes)} classes for {len(tokens)} images: give each image one.")
+        raise LGQError(f"got {len(classes)} classes for {len(tokens)} images: give one class per image.")
     low, high = (int(classes.min()), int(classes.max())) if len(classes) else (0, 0)
     if low < 0 or high > null_class:
         raise LGQError(
             f"class {low if low < 0 else high} is outside 0..{null_class}: "
-            f"take one of the {null_class} classes, or {null_class} for none."
+            f"use one of the {null_class} classes, or {null_class} for none."
         )

@@ -1,11 +1,11 @@
 """The bidirectional transformer of MaskGIT (Chang et al. 2022), as LGQ (Altun et al. 2026) sizes it.
 
-b = images, n = tokens of an image, k = codes, m = places whose codes are asked for, d = width.
+b = images, n = tokens per image, k = codes, m = positions to predict, d = width.
 
     transformer = MaskedTransformer(codebook_size=16_384, length=256, classes=1000)     # 51.3 M parameters
-    logits = transformer(tokens, classes, where)            # of the places where `where` is true
+    logits = transformer(tokens, classes, where)            # at the positions where `where` is true
 
-A token that is not known is `mask_token`; an image of no class in particular is of `null_class`.
+A masked token is `mask_token`; an image without a class has the class `null_class`.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lgq.checks import require_at_least, require_at_most
 from lgq.errors import LGQError
 
-_INITIAL_DEVIATION = 0.02
-_MOST_LAYERS = 1_000  # so that no file of settings can ask for a network without end
+_INIT_STD = 0.02
+_MAX_LAYERS = 1_000  # so that no settings file can ask for an endless network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,33 +27,33 @@ class TransformerSettings:
     """Size of the network; the defaults are the paper's."""
 
     layers: int = 12
-    """Blocks of attention and perceptron."""
+    """Number of blocks, each of attention and an MLP."""
     width: int = 512
-    """Features of a token."""
+    """Number of features per token."""
     heads: int = 8
-    """Of the attention; divides the width."""
+    """Number of attention heads; divides the width."""
     hidden: int = 2048
-    """Features within a block's perceptron."""
+    """Number of features inside the MLP of a block."""
     dropout: float = 0.1
-    """Share of features, of attention's weights too, that training leaves out at random."""
+    """Probability of dropout, of features and of attention weights."""
 
     def __post_init__(self) -> None:
         require_at_least(1, layers=self.layers, width=self.width, heads=self.heads, hidden=self.hidden)
-        require_at_most(_MOST_LAYERS, layers=self.layers)
+        require_at_most(_MAX_LAYERS, layers=self.layers)
         if not 0 <= self.dropout < 1:
-            raise LGQError(f"dropout must be 0 or more and below 1, got {self.dropout}.")
+            raise LGQError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
         if self.width % self.heads:
-            raise LGQError(f"heads must divide the width, {self.width}, got {self.heads}.")
+            raise LGQError(f"heads must divide width, got {self.heads} heads and width {self.width}.")
 
 
 _PAPER = TransformerSettings()
 
 
 class MaskedTransformer(nn.Module):
-    """From the tokens that are known and a class to the codes of the others.
+    """Predicts the codes of masked tokens from the other tokens and a class.
 
-    codebook_size: k.
-    length: n.
+    codebook_size: number of codes.
+    length: number of tokens per image.
     classes: number of classes.
     """
 
@@ -71,15 +71,15 @@ class MaskedTransformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
         self.bias = nn.Parameter(torch.zeros(length, codebook_size))
-        self.apply(_start)
-        nn.init.trunc_normal_(self.positions, std=_INITIAL_DEVIATION)
+        self.apply(_init_weights)
+        nn.init.trunc_normal_(self.positions, std=_INIT_STD)
 
     def forward(
         self, tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"], where: Bool[Tensor, "b n"]
     ) -> Float[Tensor, "m k"]:
-        """Logits of the codes at the places `where`, image by image, each from left to right.
+        """Return the logits of the codes at the positions `where`, image by image, from left to right.
 
-        What nobody asks for is not computed: the last layer is the widest.
+        Other positions skip the last layer, which is the widest.
         """
         features = self.head(self.features(tokens, classes)[where])
         biases = F.embedding(where.nonzero(as_tuple=True)[1], self.bias)
@@ -88,7 +88,7 @@ class MaskedTransformer(nn.Module):
     def features(
         self, tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"]
     ) -> Float[Tensor, "b n {self.width}"]:
-        """Of every token, before the head."""
+        """Return the features of every token before the head."""
         sequence = torch.cat([self.class_tokens(classes)[:, None], self.tokens(tokens)], dim=1)
         features: Tensor = self.norm(self.blocks(self.dropout(sequence + self.positions)))
         return features[:, 1:]
@@ -99,7 +99,7 @@ class MaskedTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and around a skip."""
+    """Attention and an MLP, each with a norm before it and a skip connection around it."""
 
     def __init__(self, settings: TransformerSettings):
         super().__init__()
@@ -117,7 +117,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Every token looks at every token."""
+    """Self-attention of every token to every token."""
 
     def __init__(self, settings: TransformerSettings):
         super().__init__()
@@ -130,13 +130,13 @@ class _Attention(nn.Module):
         parts = self.queries_keys_values(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         queries, keys, values = parts.unbind()
-        seen = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout)
-        result: Tensor = self.out(seen.transpose(1, 2).flatten(2))
-        return result
+        mixed = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout)
+        output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
-def _start(module: nn.Module) -> None:
+def _init_weights(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.trunc_normal_(module.weight, std=_INITIAL_DEVIATION)
+        nn.init.trunc_normal_(module.weight, std=_INIT_STD)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)

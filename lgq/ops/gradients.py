@@ -1,4 +1,4 @@
-"""Gradients through a hard choice: straight-through (Bengio et al. 2013), rotation (Fifty et al. 2024)."""
+"""Gradients through an assignment: straight-through (Bengio et al. 2013), rotation (Fifty et al. 2024)."""
 
 import torch
 from jaxtyping import Float
@@ -6,25 +6,26 @@ from torch import Tensor
 
 
 def straight_through(z: Float[Tensor, "*shape"], code: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Value of `code`, to the last bit; gradient of `z`."""
+    """Return the exact value of `code` with the gradient of `z`."""
     return code.detach() + (z - z.detach())
 
 
 def rotate_to(z: Float[Tensor, "n c"], code: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-    """Value of `code`; gradient of the rotation and rescaling that carries each z onto its code.
+    """Return the value of `code` with the gradient of the rotation and rescaling of each z onto its code.
 
-    R = I - 2 w w^T + 2 q e^T for the unit vectors e of z, q of the code and w of e + q, held
-    constant. Where that is undefined (a zero vector, or z opposite to its code): straight-through.
+    R = I - 2 w w^T + 2 q e^T for the unit vectors e of z, q of the code and w of e + q, all constant.
+    Where R is undefined (a zero vector, or z opposite to its code), the gradient is straight-through.
     """
     length, code_length = _length(z.detach()), _length(code.detach())
     e, q = z.detach() / length, code.detach() / code_length
     middle = e + q
     w = middle / _length(middle)
     rotated = z - 2 * _dot(z, w) * w + 2 * _dot(z, e) * q
-    smallest = torch.finfo(z.dtype).eps
-    regular = (length > smallest) & (code_length > smallest) & (_dot(middle, middle) > smallest)
-    scale = torch.where(regular, code_length / length, 1.0)  # not infinite in the branch not taken
-    return straight_through(torch.where(regular, rotated * scale, z), code)
+    eps = torch.finfo(z.dtype).eps
+    defined = (length > eps) & (code_length > eps) & (_dot(middle, middle) > eps)
+    # 1 where undefined: an infinite scale would give NaN gradients even in the branch not taken.
+    scale = torch.where(defined, code_length / length, 1.0)
+    return straight_through(torch.where(defined, rotated * scale, z), code)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

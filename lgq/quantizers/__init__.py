@@ -1,4 +1,4 @@
-"""Quantizers of one contract, by class and by name."""
+"""Quantizers with one contract, and the registry of their names."""
 
 import difflib
 import inspect
@@ -28,7 +28,7 @@ QUANTIZERS: dict[str, type[Quantizer]] = {
     "lfq": LFQ,
     "simvq": SimVQ,
 }
-"""Every quantizer that runs, experiments and benchmarks know, by name."""
+"""Quantizer classes by name: the only list, for runs, experiments and benchmarks alike."""
 
 
 def register(name: str, quantizer: type[Quantizer]) -> None:

@@ -1,6 +1,6 @@
 """Finite scalar quantization (Mentzer et al. 2023): bound each channel, round it to L levels.
 
-n = vectors, c = channels, l = number of quantized channels.
+n = vectors, k = codes, c = channels, l = quantized channels.
 """
 
 import math
@@ -14,16 +14,16 @@ from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.quantizers.base import Projection, Quantized, Quantizer
 
-_SHRINK = 1e-3  # keeps the outermost levels from being reached only at infinity
+_SHRINK = 1e-3  # makes the outermost levels reachable at finite values
 
 
 def levels_for(codebook_size: int) -> tuple[int, ...]:
-    """Eights and as few fours as make 2^n codes, such as 8 x 8 x 8 x 8 x 4 = 16,384."""
+    """Return levels of 8 and as few 4s as possible for 2^n codes, such as 8 x 8 x 8 x 8 x 4 = 16,384."""
     bits = codebook_size.bit_length() - 1
     if codebook_size < 2 or codebook_size != 2**bits:
         raise LGQError(
-            f"FSQ knows levels for powers of two from 2 on, got codebook_size={codebook_size}: "
-            f"name the levels, such as levels=(8, 5, 5, 5) for 1,000."
+            f"FSQ has default levels for powers of two from 2 on, got codebook_size={codebook_size}: "
+            f"set the levels, such as levels=(8, 5, 5, 5) for 1,000."
         )
     if bits <= 2:
         return (codebook_size,)
@@ -32,9 +32,10 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
 
 
 class FSQ(Quantizer):
-    """A fixed grid behind a linear map; nothing of it can collapse.
+    """A fixed grid behind a linear map, so no code can move or collapse.
 
-    levels: number of values of each quantized channel; their product is the codebook's size.
+    levels: number of values of each quantized channel, with `codebook_size` as product; None takes 8s and
+        4s, for powers of two.
     """
 
     label = "FSQ"
@@ -57,7 +58,7 @@ class FSQ(Quantizer):
             raise LGQError(f"FSQ needs at least 2 levels per channel, got {levels}.")
         if math.prod(levels) != codebook_size:
             raise LGQError(
-                f"levels {levels} make {math.prod(levels)} codes, not {codebook_size}: change either."
+                f"levels {levels} make {math.prod(levels)} codes, not {codebook_size}: change one of them."
             )
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
@@ -67,7 +68,7 @@ class FSQ(Quantizer):
 
     @property
     def codebook(self) -> Float[Tensor, "k l"]:
-        """The grid, scaled to [-1, 1]; row i is the code of index i."""
+        """Grid scaled to [-1, 1]; row i is the code of index i."""
         return self._grid(torch.arange(self.codebook_size, device=self.levels.device))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -89,7 +90,7 @@ class FSQ(Quantizer):
         self.project_out.reset_parameters(2 * seed + 1)
 
     def _bound(self, z: Float[Tensor, "n l"]) -> Float[Tensor, "n l"]:
-        """Into the open interval around the levels -L//2 .. (L-1)//2."""
+        """Bound each channel to the open interval around the levels -L//2 .. (L-1)//2."""
         half = (self.levels - 1).to(z.dtype) * (1 - _SHRINK) / 2
         offset = (self.levels % 2 == 0).to(z.dtype) / 2
         return torch.tanh(z + torch.tan(offset / half)) * half - offset

@@ -1,4 +1,4 @@
-"""Index backpropagation quantization (Shi et al. 2024): softmax over inner products, kept in use by entropy.
+"""Index backpropagation quantization (Shi et al. 2024): softmax over inner products, with entropy losses.
 
 n = vectors, k = codes, c = channels.
 """
@@ -15,17 +15,17 @@ from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
-_LOG_OFFSET = 1e-5  # of the batch entropy, as published
+_LOG_OFFSET = 1e-5  # in the batch entropy, as published
 
 
 class IBQ(Quantizer):
-    """A learnable codebook that every code's logit reaches; only the chosen code is pulled directly.
+    """A learnable codebook in which all codes learn through their logits, and the chosen one directly too.
 
-    commitment_weight: of the term that moves the chosen code to the vector; the two terms that
-        move the vector have weight 1.
-    entropy_weight: of the mean entropy of a vector's assignment less that of the batch's.
-    entropy_temperature: of the assignment in those entropies.
-    init_std: of the normal start of the codes.
+    commitment_weight: weight of the term that moves the chosen code to the vector; the two terms that move
+        the vector have weight 1.
+    entropy_weight: weight of the mean entropy per vector minus the entropy of the batch.
+    entropy_temperature: temperature of the assignment in these entropies.
+    init_std: standard deviation of the initial normal codes.
     """
 
     label = "IBQ"

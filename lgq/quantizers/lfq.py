@@ -1,6 +1,6 @@
-"""Lookup-free quantization (Yu et al. 2023, MAGVIT-v2): a sign per channel, kept in use by entropy.
+"""Lookup-free quantization (Yu et al. 2023, MAGVIT-v2): the sign of each channel, with entropy losses.
 
-n = vectors, k = 2^d codes, c = channels, d = bits.
+n = vectors, k = 2^d codes, c = channels, d = bits, h = bits of one half, m = 2^h corners.
 """
 
 import torch
@@ -18,9 +18,9 @@ from lgq.quantizers.base import Projection, Quantized, Quantizer
 class LFQ(Quantizer):
     """The corners of a hypercube behind a linear map.
 
-    entropy_weight: of the mean entropy of a vector's soft assignment less that of the batch's.
-    commitment_weight: of the mean squared difference that pulls bits to their signs.
-    inverse_temperature: of the soft assignment softmax(inverse_temperature * 2 <z, code>).
+    entropy_weight: weight of the mean entropy per vector minus the entropy of the batch.
+    commitment_weight: weight of the mean squared difference that pulls bits to their signs.
+    inverse_temperature: factor of the soft assignment softmax(inverse_temperature * 2 <z, code>).
     """
 
     label = "LFQ"
@@ -44,7 +44,7 @@ class LFQ(Quantizer):
         if codebook_size < 2 or codebook_size != 2**bits:
             raise LGQError(
                 f"LFQ codes are bit strings, so codebook_size must be a power of two from 2 on, "
-                f"got {codebook_size}: {2 ** max(1, bits)} is near."
+                f"got {codebook_size}: try {2 ** max(1, bits)}."
             )
         require_at_least(0, entropy_weight=entropy_weight, commitment_weight=commitment_weight)
         require_above_zero(inverse_temperature=inverse_temperature)
@@ -56,7 +56,7 @@ class LFQ(Quantizer):
 
     @property
     def codebook(self) -> Float[Tensor, "k d"]:
-        """The corners +-1; row i spells i in binary, lowest bit first."""
+        """Corners +-1; row i is i in binary, lowest bit first."""
         return self._corners(torch.arange(self.codebook_size, device=self.powers.device))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -105,17 +105,17 @@ class LFQ(Quantizer):
 def bit_entropies(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[Tensor, "n d"]:
     """Entropy of each bit under P(+1) = sigmoid(4 z inverse_temperature).
 
-    The softmax over all 2^d corners is the product of these, so its entropy is their sum.
+    The softmax over all 2^d corners is the product of these distributions, so its entropy is their sum.
     """
     logits = (4 * inverse_temperature * z).abs()
     return F.softplus(-logits) + logits * torch.sigmoid(-logits)
 
 
 def corner_usage(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[Tensor, " k"]:
-    """Mean over the batch of softmax(2 inverse_temperature <z, corner>), exactly, in one GEMM.
+    """Exact mean over the batch of softmax(2 inverse_temperature <z, corner>), in one GEMM.
 
-    The weight of a corner is the weight of its low bits times that of its high bits, so the mean
-    over n of their outer products is a product of two matrices with sqrt(k) columns.
+    The weight of a corner is the weight of its low bits times that of its high bits, so the mean of their
+    outer products over n is a product of two matrices with sqrt(k) columns.
     """
     low, high = z.tensor_split([z.shape[1] // 2], dim=1)
     weights = [_corner_weights(half, inverse_temperature) for half in (low, high)]

@@ -1,4 +1,4 @@
-"""Learnable geometric quantization (Altun et al. 2026): annealed soft assignment, kept in use.
+"""Learnable geometric quantization (Altun et al. 2026): annealed soft assignment with a diversity loss.
 
 n = vectors, k = codes, c = channels.
 """
@@ -27,17 +27,16 @@ Init = Literal["normal", "data"]
 class LGQ(DataInitQuantizer):
     """A learnable codebook in which every code learns from every vector, in proportion to p.
 
-    score: what the softmax weighs: `l2`, the negative squared distance, or `dot`, the product.
-    tau_start, tau_end, tau_shape: the temperature over training, set by `anneal`;
-        `constant` stays at tau_start.
-    peak_weight: of mean_n (1 - sum_k p_nk^2), which asks each vector to commit to one code.
-    diversity_weight: of S sum_k (mean_n p_nk)^2, which asks the batch to spread over the codes.
-    diversity_scale: S counts the `codes`, or the `tokens` where those are fewer. The latter keeps
-        the floor of one-hot assignments at 1 for every codebook size.
-    latent_weight: of the mean squared difference between input and output (none in the paper).
-    hard_gradient: send the output's gradient to the chosen code as well, not only through p.
+    score: logit of the softmax: `l2`, the negative squared distance, or `dot`, the inner product.
+    tau_start, tau_end, tau_shape: temperature over training, set by `anneal`; `constant` stays at tau_start.
+    peak_weight: weight of mean_n (1 - sum_k p_nk^2), which makes each vector commit to one code.
+    diversity_weight: weight of S sum_k (mean_n p_nk)^2, which spreads the batch over the codes.
+    diversity_scale: S is the number of `codes`, or of `tokens` if there are fewer. `tokens` keeps the minimum
+        for one-hot assignments at 1 for every codebook size.
+    latent_weight: weight of the mean squared difference between input and output (0 in the paper).
+    hard_gradient: send the output's gradient to the chosen code directly too, not only through p.
     init: `normal` codes of unit norm on average, or latents of the first training batch (`data`).
-    sync_usage: diversity over the tokens of all processes, instead of each for itself.
+    sync_usage: compute the diversity over the tokens of all processes, instead of per process.
     """
 
     label = "LGQ"
@@ -84,8 +83,8 @@ class LGQ(DataInitQuantizer):
 
     def anneal(self, progress: float) -> None:
         super().anneal(progress)
-        way = {"linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2, "constant": 0.0}
-        self.tau.fill_(self.tau_start + (self.tau_end - self.tau_start) * way[self.tau_shape])
+        fractions = {"linear": progress, "cosine": (1 - math.cos(math.pi * progress)) / 2, "constant": 0.0}
+        self.tau.fill_(self.tau_start + (self.tau_end - self.tau_start) * fractions[self.tau_shape])
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         self.init_from_data(z)
@@ -114,14 +113,14 @@ class LGQ(DataInitQuantizer):
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
         if self.sync_usage and self.training:
-            everywhere = sum_over_ranks(usage.new_full((), tokens))
-            usage = sum_over_ranks(usage * tokens) / everywhere.clamp_min(1)
+            all_tokens = sum_over_ranks(usage.new_full((), tokens))
+            usage = sum_over_ranks(usage * tokens) / all_tokens.clamp_min(1)
         else:
-            everywhere = usage.new_full((), tokens)
+            all_tokens = usage.new_full((), tokens)
         concentration = usage.square().sum()
         if self.diversity_scale == "codes":
             return self.codebook_size * concentration
-        return everywhere.clamp_max(self.codebook_size) * concentration
+        return all_tokens.clamp_max(self.codebook_size) * concentration
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
         return nearest_codes(z, self.codebook, score=self.score).indices

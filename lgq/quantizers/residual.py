@@ -1,4 +1,4 @@
-"""Residual quantization (Zeghidour et al. 2021, Lee et al. 2022): each stage takes what the last left over.
+"""Residual quantization (Zeghidour et al. 2021, Lee et al. 2022): each stage quantizes the rest of the last.
 
 n = vectors, s = stages, c = channels.
 """
@@ -20,14 +20,14 @@ SKIPPED = -1
 
 
 class Residual(Quantizer):
-    """A sum of codes, one from each stage; indices have a trailing axis of stages.
+    """A sum of codes, one per stage; indices have a trailing axis of stages.
 
-    stages: any quantizers of one `dim`. Untrained stages of one seed are given seeds of their own.
-    dropout: probability that a training batch keeps only its first stages, 1 to all but one, so
-        that the decoder learns to live with fewer; the others' indices are then -1. Every stage
-        still sees its residual, and learns from it where it keeps running means.
+    stages: quantizers of equal `dim`. Untrained stages with equal seeds get different ones.
+    dropout: probability that a training batch uses only its first stages, at least one and not all, so that
+        the decoder also works with fewer; the indices of the others are then -1. Every stage still sees its
+        residual and updates its moving averages from it.
 
-    Nothing is detached on the way: the gradient is that of the sum of the stages' outputs.
+    The gradient is that of the sum of the stages' outputs: nothing is detached between stages.
     """
 
     label = "Residual"
@@ -48,7 +48,7 @@ class Residual(Quantizer):
         super().__init__(dims[0], math.prod(sizes), channel_dim=channel_dim, seed=stages[0].seed)
         self.stages = nn.ModuleList(stages)
         self.dropout = dropout
-        _tell_apart(stages)
+        _make_seeds_differ(stages)
 
     def anneal(self, progress: float) -> None:
         for stage in self._stages():
@@ -76,7 +76,7 @@ class Residual(Quantizer):
         return torch.stack(indices, 1)
 
     def decode(self, indices: Integer[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
-        """Sum of the stages' codes; fewer stages than there are give a coarser result."""
+        """Sum the codes of the stages; indices of only the first stages give a coarser result."""
         if indices.ndim == 0 or not 1 <= indices.shape[-1] <= len(self.stages):
             raise LGQError(
                 f"expected a last axis of 1 to {len(self.stages)} stages, got shape {tuple(indices.shape)}."
@@ -106,7 +106,7 @@ class Residual(Quantizer):
 
     @property
     def codebook(self) -> Tensor:
-        raise NotImplementedError("a residual quantizer has a codebook per stage: use stages[i].codebook.")
+        raise NotImplementedError("a residual quantizer has one codebook per stage: use stages[i].codebook.")
 
     def _kept(self, device: torch.device) -> Tensor:
         stage = torch.arange(len(self.stages), device=device)
@@ -116,18 +116,18 @@ class Residual(Quantizer):
         return (stage < fewer) | (torch.rand((), device=device) >= self.dropout)
 
 
-def _tell_apart(stages: Sequence[Quantizer]) -> None:
-    """Stages of one seed would begin with the same codes. A trained one keeps what it has learned."""
+def _make_seeds_differ(stages: Sequence[Quantizer]) -> None:
+    """Redraw untrained stages whose seed an earlier stage has, since they would have the same codes."""
     for i, stage in enumerate(stages):
-        taken = {other.seed for other in stages[:i] if other is not stage}
-        if stage.seed in taken and _is_fresh(stage):
+        taken = {earlier.seed for earlier in stages[:i] if earlier is not stage}
+        if stage.seed in taken and _is_untrained(stage):
             stage.reset_parameters(max(taken) + 1)
 
 
-def _is_fresh(stage: Quantizer) -> bool:
-    twin = copy.deepcopy(stage)
-    twin.reset_parameters(stage.seed)
-    now, start = stage.state_dict(), twin.state_dict()
-    if any(tensor.is_meta for tensor in now.values()):
+def _is_untrained(stage: Quantizer) -> bool:
+    initial = copy.deepcopy(stage)
+    initial.reset_parameters(stage.seed)
+    state, initial_state = stage.state_dict(), initial.state_dict()
+    if any(tensor.is_meta for tensor in state.values()):
         return True
-    return all(torch.equal(now[name], start[name]) for name in now)
+    return all(torch.equal(state[name], initial_state[name]) for name in state)

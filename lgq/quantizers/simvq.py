@@ -1,4 +1,4 @@
-"""SimVQ (Zhu et al. 2024): a frozen random codebook moved as a whole by one learned map.
+"""SimVQ (Zhu et al. 2024): frozen random rows, turned into codes by one learned map.
 
 n = vectors, k = codes, c = channels.
 """
@@ -20,12 +20,12 @@ Transform = Literal["mlp", "linear"]
 
 
 class SimVQ(Quantizer):
-    """Codes are transform(rows): learning one code moves them all.
+    """Codes are transform(rows), so an update for one code moves all of them.
 
-    transform: `mlp` (Linear, ReLU, Linear of width 2 dim; the LGQ paper's setting), or the
-        published `linear` map without bias.
-    weight: of the whole loss; 10 in the LGQ paper, 1 as published.
-    commitment_weight: within the loss, of the term that moves vectors to codes.
+    transform: `mlp` (Linear, ReLU, Linear of width 2 dim; the LGQ paper's setting), or the published
+        `linear` map without bias.
+    weight: weight of the whole loss; 10 in the LGQ paper, 1 as published.
+    commitment_weight: weight, within the loss, of the term that moves vectors to codes.
     """
 
     label = "SimVQ"
@@ -71,7 +71,7 @@ class SimVQ(Quantizer):
         codes = self.lookup(indices)
         codebook, commitment = mse(codes, z.detach()), mse(z, codes.detach())
         loss = self.weight * (codebook + self.commitment_weight * commitment)
-        # Both terms have the same value: one moves the codes, the other the vectors.
+        # Both terms have the same value, so one is logged: the first moves the codes, the second the vectors.
         return Quantized(straight_through(z, codes.to(z.dtype)), indices, loss, {"distance": codebook})
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class SimVQ(Quantizer):
         return nearest_codes(z, self.codebook).indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
-        """Only the chosen rows pass the map with gradients: n of them, not k."""
+        """Map only the chosen rows: n with gradients, not k."""
         codes: Tensor = self.transform(self.rows[indices])
         return codes
 

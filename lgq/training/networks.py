@@ -34,7 +34,7 @@ class Networks(NamedTuple):
 
 def require_feasible(run: TokenizerRun) -> None:
     """Refuse images too small for the discriminator, and networks too large for the memory."""
-    smallest = PatchDiscriminator().smallest_side
+    smallest = PatchDiscriminator().min_side
     if run.loss.gan and run.image_size < smallest:
         raise RunError(
             f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "

@@ -204,7 +204,7 @@ def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys)
         ("class -1 is not among 0..19", generator, "--classes", -1),
         ("each class once, got 3 3", generator, "--classes", 3, 3),
         ("steps must be at least 1, got 0", generator, "--steps", 0),
-        ("top_p must lie above 0", generator, "--top-p", 0),
+        ("top_p must be above 0", generator, "--top-p", 0),
         ("count must be at least 1, got 0", generator, "--count", 0),
         ("images must be at least 1, got 0", generator, "--images", 0),
         ("either --count, images per class, or --images", generator, "--count", 2, "--images", 2),

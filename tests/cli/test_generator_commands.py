@@ -477,8 +477,8 @@ def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_pat
     ("command", "line"),
     [
         ("evaluate GEN --tokens t --sampling.steps 0", "steps must be at least 1, got 0"),
-        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must lie above 0"),
-        ("train-generator pocket --tokens t --out o --transformer.heads 7", "heads must divide the width"),
+        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must be above 0"),
+        ("train-generator pocket --tokens t --out o --transformer.heads 7", "heads must divide width"),
         ("train pocket-lgq --data d --out o --backbone.blocks 0", "blocks must be at least 1, got 0"),
         ("sample GEN --out s.png --steps 0", "steps must be at least 1, got 0"),
     ],

@@ -7,18 +7,14 @@ from torch import nn
 from lgq.models.discriminator import PatchDiscriminator
 
 
-def test_default_has_the_papers_parameters():
+def test_layers_and_parameters_are_the_papers():
     with torch.device("meta"):
         discriminator = PatchDiscriminator()
-    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_633
-
-
-def test_layers_are_those_of_the_paper():
-    with torch.device("meta"):
-        layers = [m for m in PatchDiscriminator().modules() if isinstance(m, nn.Conv2d)]
+    layers = [m for m in discriminator.modules() if isinstance(m, nn.Conv2d)]
     assert [m.out_channels for m in layers] == [64, 128, 256, 512, 1]
     assert [m.stride[0] for m in layers] == [2, 2, 2, 1, 1]
     assert [m.bias is not None for m in layers] == [True, False, False, False, True]
+    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_633
 
 
 def test_width_stops_growing_at_eight_times_the_base():
@@ -36,16 +32,16 @@ def test_images_become_a_grid_of_logits(layers, size, patches):
     assert logits.shape == (2, 1, *patches)
 
 
-def test_a_verdict_sees_a_patch_of_70_pixels():
+def test_a_logit_sees_a_patch_of_70_pixels():
     discriminator = PatchDiscriminator(base_width=4).eval()
     images = torch.randn(1, 3, 128, 128, requires_grad=True)
     discriminator(images)[0, 0, 7, 7].backward()
     assert images.grad is not None
-    seen = images.grad[0].abs().sum(0).nonzero()
-    assert (seen.amax(0) - seen.amin(0) + 1).tolist() == [70, 70]
+    visible = images.grad[0].abs().sum(0).nonzero()
+    assert (visible.amax(0) - visible.amin(0) + 1).tolist() == [70, 70]
 
 
-def test_weights_start_at_a_spread_of_two_hundredths():
+def test_initial_weights_have_a_standard_deviation_of_two_hundredths():
     for module in PatchDiscriminator().modules():
         if isinstance(module, nn.Conv2d) and module.out_channels > 1:
             assert module.weight.mean().item() == pytest.approx(0, abs=0.003)
@@ -87,20 +83,21 @@ def test_compiles_into_one_graph():
     torch.testing.assert_close(compiled(images), discriminator(images))
 
 
-@pytest.mark.parametrize("settings", [{"base_width": 0}, {"layers": 0}, {"layers": -1}])
-def test_settings_below_one_are_refused(settings):
-    (name, value), *_ = settings.items()
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
-        PatchDiscriminator(**settings)
-
-
-@pytest.mark.parametrize("size", [(23, 64), (64, 16)])
-def test_images_without_room_for_a_patch_are_refused(size):
-    with pytest.raises(ValueError, match=rf"at least 24 pixels, got {size[0]} x {size[1]}.*fewer layers"):
-        PatchDiscriminator(base_width=4)(torch.randn(1, 3, *size))
-
-
+@pytest.mark.parametrize(
+    ("settings", "shape", "message"),
+    [
+        ({"base_width": 0}, (3, 64, 64), "base_width must be at least 1, got 0"),
+        ({"layers": -1}, (3, 64, 64), "layers must be at least 1, got -1"),
+        (
+            {"base_width": 4},
+            (3, 23, 64),
+            "at least 24 pixels, got 23 x 64: use .* fewer layers",
+        ),
+        ({"base_width": 4}, (3, 64, 16), "at least 24 pixels, got 64 x 16"),
+        ({"base_width": 4}, (1, 32, 32), r"\(b, 3, h, w\), got shape \(1, 1, 32, 32\)"),
+    ],
+)
 @pytest.mark.usefixtures("without_shape_checks")
-def test_what_is_no_rgb_image_is_refused():
-    with pytest.raises(ValueError, match=r"\(b, 3, h, w\), got shape \(1, 1, 32, 32\)"):
-        PatchDiscriminator(base_width=4)(torch.zeros(1, 1, 32, 32))
+def test_bad_settings_and_images_raise_an_error(settings, shape, message):
+    with pytest.raises(ValueError, match=message):
+        PatchDiscriminator(**settings)(torch.randn(1, *shape))

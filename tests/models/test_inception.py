@@ -1,8 +1,7 @@
-"""The FID network is the published one, and prepares its images in one way."""
+"""The FID network is the published one, with its preprocessing."""
 
 import io
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from lgq import weights
 from lgq.models.inception import InceptionV3
+from lgq.models.lpips import LPIPS
 from lgq.weights.convert import inception_with_classifier
 
 
@@ -32,7 +32,7 @@ def features(network: InceptionV3, images: Tensor) -> Tensor:
 
 
 class PlainInception:
-    """The network as pytorch-fid names and writes it; draws its weights where it meets a layer first."""
+    """The network with the names of pytorch-fid; draws the weights of a layer at its first use."""
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
@@ -118,7 +118,7 @@ class PlainInception:
         yield self.conv(f"{name}.branch_pool", pooled, 192)
 
 
-def plain_preparation(images: Tensor) -> Tensor:
+def plain_preprocessing(images: Tensor) -> Tensor:
     """Bytes, then each of 299 x 299 pixels from its four neighbours, half a pixel off the corner."""
     x = torch.floor((images.double() + 1) * 127.5 + 0.5).clamp(0, 255)
     for axis in (2, 3):
@@ -131,25 +131,18 @@ def plain_preparation(images: Tensor) -> Tensor:
     return ((x - 128) / 128).float()
 
 
-def test_the_full_file_becomes_the_network_that_a_plain_writing_gives(network, images):
+def test_the_full_file_gives_the_features_of_a_plain_implementation(network, images):
     plain = PlainInception()
-    expected = plain.features(plain_preparation(images[:1]))
+    expected = plain.features(plain_preprocessing(images[:1]))
     plain.state["fc.weight"] = torch.randn(1008, 2048)
     plain.state["fc.bias"] = torch.randn(1008)
     buffer = io.BytesIO()
     torch.save(plain.state, buffer)
     loaded = InceptionV3(classifier=True)
     loaded.load_state_dict(inception_with_classifier(buffer.getvalue()))
-    found = loaded(images[:1])
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-    torch.testing.assert_close(loaded.logits(found), found @ plain.state["fc.weight"].T)
-
-
-def test_features_have_the_published_shape_and_precision(features):
-    assert features.shape == (2, 2048)
-    assert features.dtype == torch.float32
-    assert (features >= 0).all()
-    assert features.std() > 0
+    actual = loaded(images[:1])
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+    torch.testing.assert_close(loaded.logits(actual), actual @ plain.state["fc.weight"].T)
 
 
 def test_values_that_round_to_the_same_byte_give_identical_features(network, images, features):
@@ -158,33 +151,30 @@ def test_values_that_round_to_the_same_byte_give_identical_features(network, ima
     assert not torch.equal(network(images.roll(1, 2)), features)
 
 
-def test_values_beyond_the_range_count_as_its_ends(network):
+def test_values_outside_the_range_are_clamped(network):
     extreme = torch.tensor([-1.0, 1.0]).repeat(3 * 8 * 4).view(1, 3, 8, 8)
     assert torch.equal(network(3 * extreme), network(extreme))
 
 
-def test_each_image_has_its_own_features(network, images, features):
+def test_images_are_independent(network, images, features):
     torch.testing.assert_close(network(images[1:]), features[1:], rtol=1e-4, atol=1e-4)
     assert network(images[:0]).shape == (0, 2048)
 
 
-def test_memory_format_changes_no_bit(network, images, features):
+def test_autocast_and_memory_format_change_no_bit(network, images, features):
     assert torch.equal(network(images.to(memory_format=torch.channels_last)), features)
-
-
-def test_autocast_changes_no_bit(network, images, features):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(network(images), features)
         logits = network.logits(features)
-    assert logits.dtype == torch.float32
+    assert features.dtype == logits.dtype == torch.float32
     assert torch.equal(logits, network.logits(features))
 
 
 def test_the_network_is_frozen_in_every_mode(network, images, features):
     assert list(network.parameters()) == []
-    found = network.train()(images.clone().requires_grad_())
-    assert torch.equal(found, features)
-    assert not found.requires_grad
+    trained = network.train()(images.clone().requires_grad_())
+    assert torch.equal(trained, features)
+    assert not trained.requires_grad
 
 
 def test_there_are_94_convolutions_and_the_published_number_of_weights(network):
@@ -193,19 +183,8 @@ def test_there_are_94_convolutions_and_the_published_number_of_weights(network):
     assert sum(tensor.numel() for name, tensor in state.items() if name != "classifier") == 21_802_784
 
 
-def test_the_convention_says_what_makes_features_comparable(network):
-    record = asdict(network.convention)
-    assert record["weights"] == "random"
-    assert record.keys() == {"weights", "weights_sha256", "quantisation", "resize", "normalisation"}
-
-
-def test_logits_without_a_classifier_are_refused(features):
-    with pytest.raises(ValueError, match=r"InceptionV3\.pretrained\(classifier=True\)"):
-        InceptionV3().logits(features)
-
-
 @pytest.mark.usefixtures("without_shape_checks")
-def test_wrong_images_are_refused_in_one_sentence(network, images):
+def test_wrong_images_raise_an_error(network, images):
     with pytest.raises(ValueError, match="float in"):
         network(images.to(torch.uint8))
     with pytest.raises(ValueError, match=r"RGB .*\(2, 1, 20, 24\)"):
@@ -214,16 +193,16 @@ def test_wrong_images_are_refused_in_one_sentence(network, images):
         network(images[..., :0])
 
 
-def test_missing_weights_are_named(tmp_path, monkeypatch):
+def test_missing_weights_and_classifiers_are_named(tmp_path, monkeypatch, features):
     monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path))
-    with pytest.raises(
-        weights.WeightsError, match="FID needs weights that are not here: run `lgq weights fet"
-    ):
+    with pytest.raises(weights.WeightsError, match=r"FID needs weights .* run `lgq weights fetch"):
         InceptionV3.pretrained()
-    with pytest.raises(
-        weights.WeightsError, match=r"Inception Score needs .* run `lgq weights import pt_inc"
-    ):
+    with pytest.raises(weights.WeightsError, match=r"LPIPS needs weights .* run `lgq weights fetch"):
+        LPIPS.pretrained()
+    with pytest.raises(weights.WeightsError, match=r"Inception Score needs .* run `lgq weights import"):
         InceptionV3.pretrained(classifier=True)
+    with pytest.raises(ValueError, match=r"InceptionV3\.pretrained\(classifier=True\)"):
+        InceptionV3().logits(features)
 
 
 def photographs() -> Tensor:
@@ -234,18 +213,18 @@ def photographs() -> Tensor:
 
 
 def test_published_weights_give_the_features_of_the_original_file():
-    """The numbers are the TorchScript file's own, which the rewriting matched bit by bit."""
+    """Reference values were computed with the TorchScript file."""
     try:
         network = InceptionV3.pretrained()
     except weights.WeightsError as absent:
         pytest.skip(str(absent))
-    found = network(photographs())
+    actual = network(photographs())
     expected = torch.tensor(
         [
             [0.4669937, 0.7462641, 0.5227030, 0.1899885, 0.1474324, 0.1418307],
             [0.0894567, 0.4645536, 0.5719354, 0.4382905, 0.0988079, 0.2824461],
         ]
     )
-    torch.testing.assert_close(found[:, :6], expected, rtol=1e-4, atol=1e-5)
-    assert found.mean(1).tolist() == pytest.approx([0.2167116, 0.1954019], rel=1e-4)
+    torch.testing.assert_close(actual[:, :6], expected, rtol=1e-4, atol=1e-5)
+    assert actual.mean(1).tolist() == pytest.approx([0.2167116, 0.1954019], rel=1e-4)
     assert network.convention.weights_sha256 == weights.SETS["inception-fid"].fingerprint.sha256

@@ -16,7 +16,7 @@ def network(request: pytest.FixtureRequest) -> LPIPS:
 
 
 def pair(network: LPIPS, count: int = 2, extra: int = 0) -> tuple[Tensor, Tensor]:
-    side = network.architecture.least_side
+    side = network.architecture.min_side
     shape = (count, 3, side, side + extra)
     return torch.rand(shape) * 2 - 1, torch.rand(shape) * 2 - 1
 
@@ -29,7 +29,7 @@ def plain_stages(images: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
         plan, taps = "64 64 M2 128 128 M2 256 256 256 M2 512 512 512 M2 512 512 512", (1, 3, 6, 9, 12)
     else:
         plan, taps = "64/4 M3 192 M3 384 256 256", (0, 1, 2, 3, 4)
-    found, index = [], 0
+    stages, index = [], 0
     for step in plan.split():
         if step[0] == "M":
             x = F.max_pool2d(x, int(step[1]), 2)
@@ -38,15 +38,15 @@ def plain_stages(images: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
         padding = {11: 2, 5: 2, 3: 1}[weight.shape[-1]]
         x = F.conv2d(x, weight, bias, stride=4 if "/4" in step else 1, padding=padding).clamp(min=0)
         if index in taps:
-            found.append(x)
+            stages.append(x)
         index += 1
-    return found
+    return stages
 
 
 def plain_lpips(x: Tensor, y: Tensor, state: dict[str, Tensor]) -> Tensor:
     distance = torch.zeros(len(x), dtype=torch.float64)
     for index, (a, b) in enumerate(zip(plain_stages(x, state), plain_stages(y, state), strict=True)):
-        a, b = (each / (each.pow(2).sum(1, keepdim=True).sqrt() + 1e-10) for each in (a, b))
+        a, b = (x / (x.pow(2).sum(1, keepdim=True).sqrt() + 1e-10) for x in (a, b))
         weighted = (a - b) ** 2 * state[f"head_{index}"].double()[:, None, None]
         distance += weighted.sum(1).mean((1, 2))
     return distance
@@ -59,23 +59,19 @@ def test_distance_is_the_published_formula(network):
     assert (expected > 0.01).all()
 
 
-def test_equal_images_have_no_distance_and_order_does_not_matter(network):
+def test_distances_are_zero_for_equal_images_symmetric_and_independent(network):
     x, y = pair(network)
     assert network(x, x).tolist() == [0, 0]
     assert torch.equal(network(x, y), network(y, x))
-
-
-def test_each_pair_is_measured_on_its_own(network):
-    x, y = pair(network, count=3)
     torch.testing.assert_close(network(x, y)[1:2], network(x[1:2], y[1:2]))
     assert network(x[:0], y[:0]).shape == (0,)
 
 
 def test_gradients_reach_both_images_and_are_those_of_the_formula(network):
     x, y = (image.requires_grad_() for image in pair(network))
-    found = torch.autograd.grad(network(x, y).sum(), (x, y))
+    actual = torch.autograd.grad(network(x, y).sum(), (x, y))
     expected = torch.autograd.grad(plain_lpips(x, y, network.state_dict()).sum(), (x, y))
-    for ours, plain in zip(found, expected, strict=True):
+    for ours, plain in zip(actual, expected, strict=True):
         assert (ours - plain).norm() < 1e-3 * plain.norm()
 
 
@@ -98,45 +94,46 @@ def test_gradients_stay_finite_in_every_layer_where_all_features_are_dead():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_and_half_precision_images_change_nothing_but_their_own_rounding(network, dtype):
+def test_autocast_and_half_precision_images_are_computed_in_float32(network, dtype):
     x, y = (image.to(dtype) for image in pair(network))
     expected = network(x.float(), y.float())
     with torch.autocast("cpu", dtype=dtype):
-        found = network(x, y)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
+        inside = network(x, y)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, expected)
     assert torch.equal(network(x, y), expected)
 
 
 def test_the_network_is_frozen_in_every_mode(network):
     x, y = pair(network)
     assert list(network.parameters()) == []
+    assert {name.split(".")[0].split("_")[0] for name in network.state_dict()} == {"convolutions", "head"}
     evaluated = network.eval()(x, y)
     trained = network.train().requires_grad_(True)(x, y)
     assert torch.equal(trained, evaluated)
     assert not trained.requires_grad
 
 
-def test_images_without_gradients_keep_nothing_for_a_backward_pass():
+def test_images_without_gradients_store_nothing_for_the_backward_pass():
     network = LPIPS("alex")
     x, y = pair(network)
     assert kept_bytes(network, x, y) == 0
-    one = kept_bytes(network, x.clone().requires_grad_(), y)
+    first = kept_bytes(network, x.clone().requires_grad_(), y)
     both = kept_bytes(network, x.clone().requires_grad_(), y.clone().requires_grad_())
-    assert one < 0.7 * both
+    assert first < 0.7 * both
 
 
 def kept_bytes(network: LPIPS, x: Tensor, y: Tensor) -> int:
-    """Of images and features; the weights are there in any case."""
+    """Number of bytes of images and features stored for the backward pass, without the weights."""
     own = {buffer.data_ptr() for buffer in network.buffers()}
     kept: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in own:
             kept[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         network(x, y)
     return sum(kept.values())
 
@@ -147,37 +144,26 @@ def test_channels_last_gives_the_same_distance(network):
     torch.testing.assert_close(network(*last), network(x, y), rtol=1e-4, atol=1e-6)
 
 
-def test_random_weights_are_fixed_by_the_seed_and_leave_the_callers_randomness_alone():
+def test_random_weights_depend_on_the_seed_and_not_on_the_global_generator():
     before = torch.get_rng_state()
-    first, again, other = LPIPS("alex"), LPIPS("alex"), LPIPS("alex", seed=1)
+    first, repeated, reseeded = LPIPS("alex"), LPIPS("alex"), LPIPS("alex", seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first.head_0, again.head_0)
-    assert not torch.equal(first.head_0, other.head_0)
+    assert torch.equal(first.head_0, repeated.head_0)
+    assert not torch.equal(first.head_0, reseeded.head_0)
     assert first.weights_sha256 is None
 
 
-def test_state_is_the_weights_alone(network):
-    kinds = {name.split(".")[0].split("_")[0] for name in network.state_dict()}
-    assert kinds == {"convolutions", "head"}
-
-
 @pytest.mark.usefixtures("without_shape_checks")
-def test_wrong_images_are_refused_in_one_sentence(network):
+def test_wrong_images_raise_an_error(network):
     x, y = pair(network)
-    with pytest.raises(ValueError, match=r"one shape \(b, 3, h, w\), got \(2, 3, .* and \(1, 3,"):
+    with pytest.raises(ValueError, match=r"of equal shape, got \(2, 3, .* and \(1, 3,"):
         network(x, y[:1])
     with pytest.raises(ValueError, match="RGB"):
         network(x[:, :1], y[:, :1])
     with pytest.raises(ValueError, match="float in"):
         network(x.to(torch.uint8), y.to(torch.uint8))
-    with pytest.raises(ValueError, match=f"at least {network.architecture.least_side} pixels"):
+    with pytest.raises(ValueError, match=f"at least {network.architecture.min_side} pixels"):
         network(x[..., 1:], y[..., 1:])
-
-
-def test_missing_weights_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv(weights.CACHE_VARIABLE, str(tmp_path))
-    with pytest.raises(weights.WeightsError, match="LPIPS needs weights that are not here: run `lgq weights"):
-        LPIPS.pretrained()
 
 
 def photograph() -> Tensor:
@@ -189,14 +175,14 @@ def photograph() -> Tensor:
 @pytest.mark.parametrize(
     ("net", "expected"), [("vgg16", [0.31865, 0.57827, 0.72829]), ("alex", [0.11860, 0.48084, 0.69777])]
 )
-def test_published_weights_order_distortions_as_people_do(net, expected):
+def test_published_weights_give_the_published_distances(net, expected):
     try:
         network = LPIPS.pretrained(net)
     except weights.WeightsError as absent:
         pytest.skip(str(absent))
     image = photograph()
     blurred = [F.interpolate(F.avg_pool2d(image, size), scale_factor=size) for size in (2, 4, 8)]
-    distances = [network(image, each).item() for each in blurred]
+    distances = [network(image, blurry).item() for blurry in blurred]
     assert distances == pytest.approx(expected, rel=1e-3)
     assert distances == sorted(distances)
     assert network.weights_sha256 == weights.SETS[f"lpips-{net}"].fingerprint.sha256

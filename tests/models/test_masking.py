@@ -1,4 +1,4 @@
-"""Laws of what MaskGIT hides, and of the loss of it; each fails on a slip that is often copied."""
+"""Laws of MaskGIT's masks and loss; each test fails on a mistake that is often copied."""
 
 import math
 
@@ -17,32 +17,32 @@ def test_the_ratio_is_the_cosine_and_not_its_complement() -> None:
     assert mask_ratio(torch.tensor([0.0])).item() == 1.0
 
 
-def test_on_average_two_over_pi_of_the_tokens_are_hidden() -> None:
+def test_two_over_pi_of_the_tokens_are_masked_on_average() -> None:
     torch.manual_seed(0)
     masks = random_masks(torch.rand(4_000), torch.rand(4_000, 64))
     # The complement would give 1 - 2 / pi = 0.36. The standard error here is 0.005.
     assert masks.float().mean().item() == pytest.approx(2 / math.pi, abs=0.025)
 
 
-def test_each_image_hides_its_share_of_tokens_and_at_least_one() -> None:
+def test_each_image_masks_its_share_of_tokens_and_at_least_one() -> None:
     u = torch.tensor([0.0, 1 / 3, 0.5, 0.999, 1.0])
     counts = random_masks(u, torch.rand(5, 100)).sum(1)
     assert counts.tolist() == [100, round(100 * math.cos(math.pi / 6)), 71, 1, 1]
 
 
-def test_hidden_are_the_tokens_of_the_lowest_scores() -> None:
+def test_the_tokens_with_the_lowest_scores_are_masked() -> None:
     scores = torch.tensor([[0.4, 0.1, 0.3, 0.2]])
     masks = random_masks(torch.tensor([2 / 3]), scores)  # cos(pi / 3) = 1 / 2
     assert masks.tolist() == [[False, True, False, True]]
 
 
-def test_every_place_is_hidden_equally_often() -> None:
+def test_every_position_is_masked_equally_often() -> None:
     torch.manual_seed(0)
     share = random_masks(torch.rand(5_000), torch.rand(5_000, 16)).float().mean(0)
     assert (share - share.mean()).abs().max() < 0.03
 
 
-def test_fixed_masks_belong_to_the_number_and_the_seed_alone() -> None:
+def test_fixed_masks_depend_on_the_number_and_the_seed_alone() -> None:
     numbers = torch.tensor([5, 0, 17])
     masks = fixed_masks(numbers, 32)
     assert torch.equal(fixed_masks(torch.arange(20), 32)[numbers], masks)
@@ -50,7 +50,7 @@ def test_fixed_masks_belong_to_the_number_and_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 7, 144, 1597])
-def test_fixed_masks_hide_their_share_of_any_evenly_spread_subset(stride: int) -> None:
+def test_fixed_masks_have_the_right_distribution_on_any_evenly_spaced_subset(stride: int) -> None:
     state = torch.get_rng_state()
     shares = fixed_masks(stride * torch.arange(1_000), 64).double().mean(1)
     assert torch.equal(torch.get_rng_state(), state), "a validation draws no random numbers"
@@ -71,8 +71,8 @@ def test_the_loss_is_the_mean_cross_entropy_with_smoothed_targets() -> None:
     assert masked_loss(logits, targets, smoothing=0.1).item() == pytest.approx(smooth.item(), rel=1e-6)
 
 
-def test_known_tokens_have_no_part_in_the_loss() -> None:
-    """The gradient of the loss on the logits of tokens that were shown is zero."""
+def test_unmasked_tokens_do_not_enter_the_loss() -> None:
+    """The loss has no gradient at the logits of unmasked tokens."""
     torch.manual_seed(0)
     network = MaskedTransformer(9, 8, 2, TransformerSettings(layers=1, width=8, heads=1, hidden=8)).eval()
     tokens, classes = torch.randint(9, (3, 8)), torch.tensor([0, 1, 2])
@@ -84,6 +84,6 @@ def test_known_tokens_have_no_part_in_the_loss() -> None:
     assert logits.grad is not None
     assert (logits.grad[~masks] == 0).all()
     assert (logits.grad[masks] != 0).all()
-    # What training computes, which asks the network for these places only.
-    asked = masked_loss(network(hidden, classes, masks), tokens[masks])
-    assert asked.item() == pytest.approx(F.cross_entropy(logits[masks], tokens[masks]).item(), rel=1e-6)
+    # Training computes the logits at masked positions only.
+    alone = masked_loss(network(hidden, classes, masks), tokens[masks])
+    assert alone.item() == pytest.approx(F.cross_entropy(logits[masks], tokens[masks]).item(), rel=1e-6)

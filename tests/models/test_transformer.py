@@ -1,4 +1,4 @@
-"""Laws of MaskGIT's transformer, on networks small enough to run in a blink."""
+"""Laws of MaskGIT's transformer, on small networks."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def everywhere(network: MaskedTransformer, tokens: Tensor, classes: Tensor) -> T
     return logits.view(*tokens.shape, CODES)
 
 
-def test_the_papers_network_has_its_50_8_million_parameters_within_two_percent() -> None:
+def test_the_papers_network_has_its_50_8_million_parameters_within_two_percent():
     with torch.device("meta"):
         network = MaskedTransformer(16_384, 256, 1_000)
     count = sum(parameter.numel() for parameter in network.parameters())
@@ -38,15 +38,15 @@ def test_the_papers_network_has_its_50_8_million_parameters_within_two_percent()
     assert abs(count / 50.8e6 - 1) < 0.02
 
 
-def test_logits_are_those_of_the_places_asked_for_image_by_image() -> None:
+def test_logits_come_for_the_given_positions_image_by_image():
     network, (tokens, classes, where) = transformer(), inputs()
     torch.testing.assert_close(
         network(tokens, classes, where), everywhere(network, tokens, classes)[where], rtol=1e-5, atol=1e-6
     )
 
 
-def test_the_network_is_the_plain_formula() -> None:
-    """One layer by hand: embeddings, pre-norm attention and perceptron, norm, head, tied output, bias."""
+def test_the_network_is_the_plain_formula():
+    """One layer by hand: embeddings, pre-norm attention and MLP, norm, head, tied output, bias."""
     network = transformer(TransformerSettings(layers=1, width=16, heads=2, hidden=32))
     tokens, classes, _ = inputs()
     x = torch.cat([network.class_tokens.weight[classes][:, None], network.tokens.weight[tokens]], 1)
@@ -64,7 +64,7 @@ def test_the_network_is_the_plain_formula() -> None:
     torch.testing.assert_close(everywhere(network, tokens, classes), logits, rtol=1e-4, atol=1e-5)
 
 
-def test_every_prediction_depends_on_every_token_and_on_the_class() -> None:
+def test_every_prediction_depends_on_every_token_and_on_the_class():
     network, (tokens, classes, _) = transformer(), inputs()
     before = everywhere(network, tokens, classes)
     for place in range(LENGTH):
@@ -75,14 +75,14 @@ def test_every_prediction_depends_on_every_token_and_on_the_class() -> None:
     assert ((other - before).abs().amax(2) > 1e-6).all()
 
 
-def test_images_of_a_batch_do_not_see_each_other() -> None:
+def test_images_of_a_batch_are_independent():
     network, (tokens, classes, _) = transformer(), inputs()
     together = everywhere(network, tokens, classes)
     alone = torch.cat([everywhere(network, tokens[i : i + 1], classes[i : i + 1]) for i in range(4)])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_the_output_shares_the_embedding_of_the_codes_and_never_names_the_mask() -> None:
+def test_the_output_shares_the_embedding_of_the_codes_without_the_mask_token():
     network, (tokens, classes, where) = transformer(), inputs()
     assert network(tokens, classes, where).shape[1] == CODES
     assert not any("output" in name for name, _ in network.named_parameters())
@@ -94,14 +94,14 @@ def test_the_output_shares_the_embedding_of_the_codes_and_never_names_the_mask()
     ).all()
 
 
-def test_dropout_acts_in_training_alone() -> None:
+def test_dropout_acts_in_training_only():
     network, given = transformer(), inputs()
     assert torch.equal(network(*given), network(*given))
     network.train()
     assert not torch.equal(network(*given), network(*given))
 
 
-def test_dropout_leaves_out_weights_of_attention_too() -> None:
+def test_dropout_applies_to_attention_weights_too():
     network, given = transformer().train(), inputs()
     for module in network.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -113,16 +113,16 @@ def test_dropout_leaves_out_weights_of_attention_too() -> None:
     ("settings", "message"),
     [
         ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"width": 10, "heads": 4}, "heads must divide the width, 10, got 4"),
-        ({"dropout": 1.0}, r"dropout must be 0 or more and below 1, got 1\.0"),
+        ({"width": 10, "heads": 4}, "heads must divide width, got 4 heads and width 10"),
+        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
         ({"hidden": -1}, "hidden must be at least 1"),
     ],
 )
-def test_impossible_sizes_are_refused(settings: dict[str, float], message: str) -> None:
+def test_impossible_sizes_raise_an_error(settings: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
         TransformerSettings(**settings)
 
 
-def test_an_empty_codebook_is_refused() -> None:
+def test_an_empty_codebook_raises_an_error():
     with pytest.raises(ValueError, match="codebook_size must be at least 1, got 0"):
         MaskedTransformer(0, 4, 1, TINY)
