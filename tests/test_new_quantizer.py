@@ -1,0 +1,115 @@
+"""A new quantizer is one class and one line: the toy of this file passes the laws, trains, and has rows."""
+
+import importlib.util
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from quantizer_family import DIM, SIZE
+from torch import Tensor, nn
+
+from lgq.cli import main
+from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.runner import experiment
+from lgq.ops.gradients import straight_through
+from lgq.ops.numerics import mse
+from lgq.ops.search import nearest_codes, squared_distances
+from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, register
+from lgq.quantizers.codebook_init import normal_codes
+from lgq.report.page import write_report
+from lgq.tokenizer import load_tokenizer
+
+
+class Toy(Quantizer):
+    """Vector quantization whose codes and latents move towards each other by one loss."""
+
+    label = "Toy"
+    scale_defaults = {"smoke": {"weight": 0.5}}  # noqa: RUF012
+    dense_matrices = 3
+
+    def __init__(
+        self, dim: int, codebook_size: int, *, channel_dim: int = -1, weight: float = 1.0, seed: int = 0
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        self.weight = weight
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        return self._quantize(z, self.select(z))
+
+    def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
+        return self._quantize(z, squared_distances(z.detach(), self.codebook.detach()).argmin(1))
+
+    def _quantize(self, z: Float[Tensor, "n c"], indices: Int[Tensor, " n"]) -> Quantized:
+        codes = self.lookup(indices)
+        distance = mse(codes, z)
+        return Quantized(
+            straight_through(z, codes.to(z.dtype)), indices, self.weight * distance, {"distance": distance}
+        )
+
+    @torch.no_grad()
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return nearest_codes(z, self.codebook).indices
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        return self.codebook[indices]
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        self.seed = seed
+        self.codebook.copy_(normal_codes(self.codebook_size, self.dim, seed=seed))
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    register("toy", Toy)
+    yield
+    del QUANTIZERS["toy"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for i in range(8):
+        Image.radial_gradient("L").rotate(9 * i).resize((20, 18)).convert("RGB").save(folder / f"{i}.png")
+    return str(folder)
+
+
+@pytest.fixture
+def build():
+    return lambda **options: Toy(DIM, SIZE, **options)
+
+
+build_single = build
+
+_spec = importlib.util.spec_from_file_location("laws", Path(__file__).parent / "quantizers" / "test_laws.py")
+_laws = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_laws)
+# Every law that takes a quantizer is a test of this module too, in which the fixture `build` gives the toy.
+for _name, _law in vars(_laws).items():
+    if _name.startswith("test_") and {"build", "build_single"} & signature(_law).parameters.keys():
+        globals()[_name] = _law
+
+
+def test_it_trains_by_its_name_with_the_options_of_its_scale(photos, tmp_path):
+    main(["train", "smoke-toy", "--data", photos, "--out", str(tmp_path / "run"), "--steps", "2"])
+    tokenizer = load_tokenizer(tmp_path / "run")
+    assert isinstance(tokenizer.quantizer, Toy)
+    assert tokenizer.quantizer.weight == 0.5
+
+
+def test_it_is_a_row_of_tables_a_line_of_the_report_and_measured(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "no-weights"))
+    for name, row in (("comparison", "Toy"), ("cost", "toy-k16")):
+        outcome = experiment(name, "smoke", photos, tmp_path / "results", only=[row])
+        assert (outcome.rows, outcome.new_rows, outcome.failed) == (1, 1, [])
+    records = ResultsDirectory(tmp_path / "results").records()
+    by_kind = {record["kind"]: record for record in records.values()}
+    assert by_kind["tokenizer"]["metrics"]["psnr"] > 0
+    assert by_kind["cost"]["metrics"]["ms"] > 0
+    assert [row["implementation"] for row in by_kind["cost"]["others"]] == ["dense"]
+    write_report(tmp_path / "results", tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text().count("Toy") >= 2
