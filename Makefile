@@ -5,36 +5,42 @@ BIN := $(VENV)/bin
 
 OUT ?= demo
 
-.PHONY: demo test faults fuzz weights lint format clean
+.PHONY: demo weights test faults fuzz lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lgq demo --out $(OUT)
 
-test: $(VENV)/.installed
-	$(BIN)/pytest -n 2
-
-faults: $(VENV)/.installed
-	PYTHONPATH=tests $(BIN)/python -m faults
-
-fuzz: $(VENV)/.installed
-	PYTHONPATH=tests $(BIN)/python -m fuzz
-
 weights: $(VENV)/.installed
 	$(BIN)/lgq weights fetch
 
-lint: $(VENV)/.installed
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest -n 2
+
+faults: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m faults
+
+fuzz: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# What a user needs.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# What the tests need on top: tools, the libraries that results are compared with, UMAP and W&B.
+$(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,umap,wandb]'
 	touch $@

@@ -1,8 +1,8 @@
-"""The demo, with a model so small that it learns nothing: what it leaves behind, and that it goes on."""
+"""The demo with models so small that they learn nothing: what it leaves behind, and that it continues."""
 
-import math
 import os
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pytest
 from PIL import Image
 
-from lgq.demo import DemoResult, run_demo
-from lgq.demo.generator import demo_generator
-from lgq.demo.tokenizer import demo_run
+from lgq.data.tokens import TokenDataset
+from lgq.demo import DemoResult, demo_generator, demo_run, run_demo
 from lgq.models.autoencoder import Backbone
 from lgq.models.transformer import TransformerSettings
 from lgq.tokenizer import Tokenizer
@@ -59,7 +58,7 @@ class Demo(NamedTuple):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A demo that is stopped in its second step, as by Ctrl-C, and called again."""
+    """A demo that Ctrl-C stops in its second step, called a second time."""
     out = tmp_path_factory.mktemp("demo") / "out"
     plain = TokenizerTrainer.train_step
 
@@ -78,7 +77,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 def test_an_interrupted_demo_says_so_and_draws_nothing(demo):
     assert (demo.interrupted.outcome.reason, demo.interrupted.outcome.step) == ("interrupted", 2)
     assert demo.interrupted.values == {}
-    assert demo.interrupted.pictures == demo.interrupted.rows() == []
+    assert demo.interrupted.pictures == demo.interrupted.sentences() == []
     assert demo.left_by_the_interrupted == {"run"}
 
 
@@ -102,7 +101,7 @@ def test_every_picture_is_written_and_has_a_sentence(demo):
 
 
 def test_values_are_those_of_the_last_validation(demo):
-    """Which sees the same held-out tiles, and computes on its own."""
+    """The validation sees the same held-out tiles and computes by itself."""
     (validation,) = (r["values"] for r in read_records(demo.out / "run") if r["split"] == "validation")
     for name in ("psnr", "ssim", "l1"):
         assert demo.finished.values[name] == pytest.approx(validation[name], rel=1e-4)
@@ -135,17 +134,27 @@ def test_a_generator_interrupted_midway_goes_on(tmp_path):
     assert run_demo(tmp_path, TINY, TINY_GENERATOR).outcome.reason == "finished"
 
 
-def test_what_tokens_cost_is_that_of_the_last_validation_and_of_their_frequencies(demo):
+def test_the_accuracy_is_that_of_the_last_validation_beside_a_guess_by_frequency(demo):
     (validation,) = (r["values"] for r in read_records(demo.out / "generator") if r["split"] == "validation")
-    assert demo.finished.values["nll"] == validation["nll"]
-    assert 0 < demo.finished.values["token_entropy"] < math.log(24)
+    assert demo.finished.values["accuracy"] == validation["accuracy"]
+    tokens = TokenDataset(demo.out / "tokens")
+    guesses = {}
+    for label in range(len(tokens.classes)):
+        codes = Counter(c for item in tokens if item.label == label for c in item.tokens.flatten().tolist())
+        guesses[label] = max(codes.values(), default=0)
+    assert demo.finished.values["guess_accuracy"] == sum(guesses.values()) / (64 * len(tokens))
 
 
-def test_the_table_shows_the_values(demo):
-    table = dict(demo.finished.rows())
-    assert f"{demo.finished.values['psnr']:.2f} dB" in table.values()
-    assert f"{demo.finished.values['utilization']:.1%}" in table.values()
-    assert table["tokens an image"] == "64"
+def test_the_sentences_say_the_values_in_plain_words(demo):
+    text, values = " ".join(demo.finished.sentences()), demo.finished.values
+    for words in (
+        "1,024 pixels into 64 tokens, each one of 24 codes",
+        f"PSNR of {values['psnr']:.1f} dB",
+        f"choosing among {values['perplexity']:.0f} equally likely codes",
+        f"right {100 * values['accuracy']:.0f} times in 100",
+    ):
+        assert words in text
+    assert "nats" not in text
 
 
 def test_a_finished_demo_called_again_trains_no_more_and_draws_the_same(demo):

@@ -23,6 +23,11 @@ _ENDINGS = {
     "out_of_time": "the time is up after step {step:,}",
     "no_improvement": "stopped after step {step:,}, as validations no longer improve",
 }
+_NEXT_STEPS = """
+Next:
+  lgq sample {out}/generator --out more.png --seed 1        draw other images
+  lgq reconstruct {out}/run YOUR.jpg --out pictures         see an image of yours through the tokenizer
+  lgq train pocket-lgq --data YOUR_FOLDER --out runs/mine   train a larger tokenizer on images of yours"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +126,12 @@ class Demo:
         result = run_demo(self.out)
         if not result.values:
             return _ended(result.outcome, self.out)
-        show(key_values(dict(result.rows())))
+        show(
+            "\n".join(["", *result.sentences(), "", f"Pictures, made in {result.seconds / 60:.1f} minutes:"])
+        )
         for picture in result.pictures:
-            show(f"{picture.path}\n    {picture.caption}")
-        say(f"done in {result.seconds / 60:.1f} minutes: {self.out}")
+            show(f"  {picture.path}\n      {picture.caption}")
+        show(_NEXT_STEPS.format(out=self.out))
         return 0
 
 
