@@ -17,48 +17,58 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgq.errors import LGQError
-    from lgq.maskgit import MaskGIT
-    from lgq.models.sampling import Sampling
-    from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, RotVQ, SimVQ, build_quantizer, register
-    from lgq.tokenizer import Tokenizer
+    from lgq.errors import LGQError as LGQError
+    from lgq.inference.decode import decode as decode
+    from lgq.inference.encode import encode as encode
+    from lgq.inference.inpaint import inpaint as inpaint
+    from lgq.inference.reconstruct import reconstruct as reconstruct
+    from lgq.inference.sample import sample as sample
+    from lgq.maskgit import MaskGIT as MaskGIT
+    from lgq.maskgit import load_generator as load_generator
+    from lgq.models.sampling import Sampling as Sampling
+    from lgq.quantizers import FSQ as FSQ
+    from lgq.quantizers import IBQ as IBQ
+    from lgq.quantizers import LFQ as LFQ
+    from lgq.quantizers import LGQ as LGQ
+    from lgq.quantizers import VQ as VQ
+    from lgq.quantizers import Residual as Residual
+    from lgq.quantizers import RotVQ as RotVQ
+    from lgq.quantizers import SimVQ as SimVQ
+    from lgq.quantizers import build_quantizer as build_quantizer
+    from lgq.quantizers import register as register
+    from lgq.runs import run as run
+    from lgq.tokenizer import Tokenizer as Tokenizer
+    from lgq.tokenizer import load_tokenizer as load_tokenizer
+    from lgq.training.generator_trainer import train_generator as train_generator
 
-__all__ = [
-    "FSQ",
-    "IBQ",
-    "LFQ",
-    "LGQ",
-    "VQ",
-    "LGQError",
-    "MaskGIT",
-    "Residual",
-    "RotVQ",
-    "Sampling",
-    "SimVQ",
-    "Tokenizer",
-    "build_quantizer",
-    "register",
-]
+    __version__: str
 
-_MODULES = {
-    "lgq.errors": ("LGQError",),
-    "lgq.maskgit": ("MaskGIT",),
-    "lgq.models.sampling": ("Sampling",),
-    "lgq.quantizers": (
-        "FSQ",
-        "IBQ",
-        "LFQ",
-        "LGQ",
-        "VQ",
-        "Residual",
-        "RotVQ",
-        "SimVQ",
-        "build_quantizer",
-        "register",
-    ),
-    "lgq.tokenizer": ("Tokenizer",),
+_MODULE_OF = {
+    "FSQ": "lgq.quantizers",
+    "IBQ": "lgq.quantizers",
+    "LFQ": "lgq.quantizers",
+    "LGQ": "lgq.quantizers",
+    "LGQError": "lgq.errors",
+    "MaskGIT": "lgq.maskgit",
+    "Residual": "lgq.quantizers",
+    "RotVQ": "lgq.quantizers",
+    "Sampling": "lgq.models.sampling",
+    "SimVQ": "lgq.quantizers",
+    "Tokenizer": "lgq.tokenizer",
+    "VQ": "lgq.quantizers",
+    "build_quantizer": "lgq.quantizers",
+    "decode": "lgq.inference.decode",
+    "encode": "lgq.inference.encode",
+    "inpaint": "lgq.inference.inpaint",
+    "load_generator": "lgq.maskgit",
+    "load_tokenizer": "lgq.tokenizer",
+    "reconstruct": "lgq.inference.reconstruct",
+    "register": "lgq.quantizers",
+    "run": "lgq.runs",
+    "sample": "lgq.inference.sample",
+    "train_generator": "lgq.training.generator_trainer",
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
