@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lgq.tokenizer import Tokenizer as Tokenizer
     from lgq.tokenizer import load_tokenizer as load_tokenizer
     from lgq.training.generator_trainer import train_generator as train_generator
+    from lgq.training.tokenizer_trainer import train as train
 
     __version__: str
 
@@ -66,6 +67,7 @@ _MODULE_OF = {
     "register": "lgq.quantizers",
     "run": "lgq.runs",
     "sample": "lgq.inference.sample",
+    "train": "lgq.training.tokenizer_trainer",
     "train_generator": "lgq.training.generator_trainer",
 }
 __all__ = list(_MODULE_OF)

@@ -126,9 +126,7 @@ class Demo:
         result = run_demo(self.out)
         if not result.values:
             return _ended(result.outcome, self.out)
-        show(
-            "\n".join(["", *result.sentences(), "", f"Pictures, made in {result.seconds / 60:.1f} minutes:"])
-        )
+        show("\n".join(["", *result.sentences(), "", f"After {result.seconds / 60:.1f} minutes, pictures:"]))
         for picture in result.pictures:
             show(f"  {picture.path}\n      {picture.caption}")
         show(_NEXT_STEPS.format(out=self.out))
