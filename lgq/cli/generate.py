@@ -54,7 +54,7 @@ class Sample(_Draws):
     files such as class-0007-00000.png, the first image of class 7; processes of torchrun share the files, and
     the same command continues after a stop, with any number of processes."""
     classes: tuple[int, ...] = ()
-    """Numbers of classes; by default up to 8 classes spread over all of them, or with --images all classes."""
+    """Numbers of classes; by default up to 8 that spread over all classes, or with --images all classes."""
     count: int | None = None
     """Images per class, 8 by default."""
     images: int | None = None
@@ -82,8 +82,8 @@ class Inpaint(_Draws):
     """An image file of the size of IMAGE, bright where to redraw. A token is redrawn where any pixel of its
     patch is bright; all other tokens stay."""
     box: Annotated[Box | None, tyro.conf.arg(metavar="LEFT TOP RIGHT BOTTOM")] = None
-    """Instead of a mask, a rectangle in pixels of the generator's square image; RIGHT and BOTTOM are the first
-    pixels outside."""
+    """Instead of a mask, a rectangle in pixels of the generator's square image; RIGHT and BOTTOM are the
+    first pixels outside."""
     label: int | None = None
     """Number of the class to draw, the image's own or a different one; required where there are several."""
     count: int = 4
