@@ -36,7 +36,8 @@ from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.generator_trainer import train_generator
 from lgq.training.journal import read_records
-from lgq.training.settings import GeneratorRun, LoopSettings, Outcome, Schedule, TokenizerRun
+from lgq.training.loop import Outcome
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import train
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
