@@ -117,29 +117,24 @@ def networks_alone(
 
 
 def _frechet_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
-    images = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1
-    a, b = (_gaussian(images, settings.features, seed) for seed in (1, 2))
-    distances: dict[str, float] = {}
+    images, gaussians, distances = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1, [], {}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        # Like the features of Inception: correlated, of decaying size, clipped at zero.
+        mixing = torch.randn(settings.features, settings.features, generator=generator, dtype=torch.float64)
+        z = torch.randn(images, settings.features, generator=generator, dtype=torch.float64)
+        statistics = FeatureStatistics.of(settings.features)
+        statistics.update((z / torch.arange(1, settings.features + 1) ** 0.7 @ mixing + 0.3).relu())
+        gaussians.append(statistics.gaussian())
 
     def ours() -> None:
-        distances["ours"] = a.distance(b)
+        distances["ours"] = gaussians[0].distance(gaussians[1])
 
     def scipy() -> None:
-        distances["scipy"] = distance_by_sqrtm(a, b)
+        distances["scipy"] = distance_by_sqrtm(*gaussians)
 
     row = _in_turns(name, ours, "scipy.linalg.sqrtm", scipy, settings)
     return replace(row, difference=abs(distances["ours"] / distances["scipy"] - 1))
-
-
-def _gaussian(images: int, features: int, seed: int) -> Gaussian:
-    """Statistics of features like Inception's: correlated, of decaying size, clipped at zero."""
-    generator = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(features, features, generator=generator, dtype=torch.float64)
-    scales = torch.arange(1, features + 1, dtype=torch.float64) ** -0.7
-    z = torch.randn(images, features, generator=generator, dtype=torch.float64)
-    statistics = FeatureStatistics.of(features)
-    statistics.update(((z * scales) @ mixing + 0.3).relu())
-    return statistics.gaussian()
 
 
 def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:

@@ -88,14 +88,14 @@ def _kibibytes(file: str, field: str) -> int:
     return int(next(line for line in lines if line.startswith(field + ":")).split()[1])
 
 
-def seconds_by_part(training: TokenizerTrainer, steps: int) -> dict[str, float]:
+def seconds_by_part(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
     """Seconds of each part, forward and backward, summed over `steps` training steps."""
-    tokenizer, seconds, last = training.tokenizer, dict.fromkeys(PARTS, 0.0), 0.0
+    tokenizer, seconds, last = trainer.tokenizer, dict.fromkeys(PARTS, 0.0), 0.0
 
     def mark(part: str) -> None:
         """Give the time since the last mark to a part."""
         nonlocal last
-        now = _now(training.device)
+        now = _now(trainer.device)
         seconds[part] += now - last
         last = now
 
@@ -117,9 +117,9 @@ def seconds_by_part(training: TokenizerTrainer, steps: int) -> dict[str, float]:
         # The stem is the last layer to get its gradient.
         tokenizer.encoder.stem.weight.register_post_accumulate_grad_hook(lambda _: mark("encoder")),
     ]
-    last = _now(training.device)
+    last = _now(trainer.device)
     for step in range(steps):
-        training.train_step(step)
+        trainer.train_step(step)
         mark("optimizer")
     for handle in handles:
         handle.remove()

@@ -27,6 +27,7 @@ from lgq.bench.measure import (
     require_measurable,
 )
 from lgq.checks import require_at_least
+from lgq.errors import LGQError
 from lgq.models.autoencoder import Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantizer
 from lgq.quantizers.fsq import levels_for
@@ -95,8 +96,9 @@ def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
     require_measurable(sizes=settings.sizes, device=settings.device)
     for row in plan(settings):
-        # The peer keeps up to two n x k matrices more than the dense reference.
-        matrices = 0 if row.implementation == "ours" else (QUANTIZERS[row.quantizer].dense_matrices or 0) + 2
+        dense = QUANTIZERS[row.quantizer].dense_matrices or 0
+        # The peer keeps up to two n x k matrices more than the dense reference, if there are any.
+        matrices = {"ours": 0, "dense": dense}.get(row.implementation, dense and dense + 2)
         needed = matrices * row.tokens * row.codebook_size * 4
         fits = needed < 0.9 * available_bytes(torch.device(settings.device))
         yield _measure_in_new_process(row, settings) if fits else row
@@ -107,13 +109,15 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
     task = pickle.dumps((QUANTIZERS[row.quantizer], row, settings))
     command = [sys.executable, "-m", "lgq.bench.quantizers"]
     done = subprocess.run(command, input=pickle.dumps((sys.path, task)), capture_output=True, check=False)
+    if done.returncode < 0:
+        name = f"{row.quantizer} ({row.implementation}) with {row.codebook_size} codes"
+        raise BenchmarkError(f"the process that measured {name} was killed: try fewer codes or tokens.")
     if done.returncode:
-        error = done.stderr.decode(errors="replace").strip()
-        reason = error.splitlines()[-1] if error else "the process was killed"
-        name = f"{row.quantizer} ({row.implementation})"
-        raise BenchmarkError(f"measuring {name} with {row.codebook_size} codes failed: {reason}")
-    measured: QuantizerRow = pickle.loads(done.stdout)
-    return measured
+        raise RuntimeError(done.stderr.decode(errors="replace"))
+    result: QuantizerRow | LGQError = pickle.loads(done.stdout)
+    if isinstance(result, LGQError):
+        raise result
+    return result
 
 
 def measure(quantizer: type[Quantizer], row: QuantizerRow, settings: QuantizerBenchmark) -> QuantizerRow:
@@ -207,4 +211,8 @@ def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats
 
 if __name__ == "__main__":
     sys.path[:], task = pickle.load(sys.stdin.buffer)
-    sys.stdout.buffer.write(pickle.dumps(measure(*pickle.loads(task))))
+    try:
+        result: QuantizerRow | LGQError = measure(*pickle.loads(task))
+    except LGQError as error:
+        result = error
+    sys.stdout.buffer.write(pickle.dumps(result))

@@ -11,6 +11,7 @@ Four variants train in turns, some steps at a time, in one process:
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,14 +22,15 @@ from torch import Tensor
 
 from lgq.bench.measure import PARTS, BenchmarkError, milliseconds, seconds_by_part
 from lgq.checks import require_at_least
-from lgq.data import ImageDataset, open_dataset
+from lgq.data import open_dataset
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.settings import Precision, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 
-_BATCHES_AHEAD = 8
-"""Untimed steps: more batches than the loader keeps ready, which were decoded while others trained."""
+Step = Callable[[int], object]
+_WARM_UP = 8
+"""Untimed steps: more batches than the loader keeps ready, which it decoded while others trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,47 +69,38 @@ def plan(settings: TrainBenchmark) -> tuple[str, ...]:
 
 def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     require_at_least(1, steps=settings.steps, rounds=settings.rounds)
-    data, run = open_dataset(settings.data), _run_to_measure(settings)
+    run, data = named_run(settings.name), open_dataset(settings.data)
+    if run.loss.gan or run.loss.lpips:
+        message = f"{settings.name} has LPIPS or a GAN, which the plain model lacks: take a pocket run."
+        raise BenchmarkError(message)
+    changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
+    run = replace(run, **{name: value for name, value in changes.items() if value is not None})
+    float32 = replace(run, precision="float32", channels_last=True)
     with tempfile.TemporaryDirectory() as out:
-        trainers, plain = _variants(run, data, Path(out))
-        steps = {"plain": plain} | {name: trainer.train_step for name, trainer in trainers.items()}
-        device = trainers["cached"].device
+        cached = OnOneBatch(run, data, data, Path(out))
+        trainers = {
+            "float32": OnOneBatch(float32, data, data, Path(out)),
+            "cached": cached,
+            "with data": TokenizerTrainer(run, data, data, Path(out)),
+        }
+        steps: dict[str, Step] = {"plain": plain_step(run, cached._next_images())}
+        steps |= {name: trainer.train_step for name, trainer in trainers.items()}
         images = run.batch_size * run.accumulate * settings.steps
-        rounds = [
-            {name: images / _seconds(name, step, settings.steps, device) for name, step in steps.items()}
-            for _ in range(settings.rounds)
-        ]
+        rates = {name: list[float]() for name in steps}
+        for _ in range(settings.rounds):
+            for name, step in steps.items():
+                _train(step, _WARM_UP if name == "with data" else 1)
+                turn = milliseconds(partial(_train, step, settings.steps), cached.device)
+                rates[name].append(images / turn * 1e3)
         for name in plan(settings):
+            trainer = trainers.get(name)
             yield TrainRow(
                 variant=name,
-                images_per_second=median(rates[name] for rates in rounds),
-                over_plain=median(rates[name] / rates["plain"] for rates in rounds),
-                over_cached=median(rates[name] / rates["cached"] for rates in rounds),
-                shares=_shares(trainers[name], settings.steps) if name in trainers else None,
+                images_per_second=median(rates[name]),
+                over_plain=_ratio(rates[name], rates["plain"]),
+                over_cached=_ratio(rates[name], rates["cached"]),
+                shares=None if trainer is None else _shares(trainer, settings.steps),
             )
-
-
-def _run_to_measure(settings: TrainBenchmark) -> TokenizerRun:
-    run = named_run(settings.name)
-    if run.loss.gan or run.loss.lpips:
-        raise BenchmarkError(
-            f"{settings.name} has LPIPS or a GAN, which the plain model lacks: take a pocket run."
-        )
-    changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
-    return replace(run, **{name: value for name, value in changes.items() if value is not None})
-
-
-def _variants(
-    run: TokenizerRun, data: ImageDataset, out: Path
-) -> tuple[dict[str, TokenizerTrainer], Callable[[int], object]]:
-    float32 = replace(run, precision="float32", channels_last=True)
-    cached = OnOneBatch(run, data, data, out)
-    trainers = {
-        "float32": OnOneBatch(float32, data, data, out),
-        "cached": cached,
-        "with data": TokenizerTrainer(run, data, data, out),
-    }
-    return trainers, plain_step(run, cached._next_images())
 
 
 class OnOneBatch(TokenizerTrainer):
@@ -146,14 +139,16 @@ def plain_step(run: TokenizerRun, images: Float[Tensor, "b 3 s s"]) -> Callable[
     return step
 
 
-def _seconds(name: str, step: Callable[[int], object], steps: int, device: torch.device) -> float:
-    for i in range(_BATCHES_AHEAD if name == "with data" else 1):
+def _train(step: Step, steps: int) -> None:
+    for i in range(steps):
         step(i)
-    return milliseconds(lambda: [step(i) for i in range(steps)], device) / 1e3
+
+
+def _ratio(rates: list[float], references: list[float]) -> float:
+    return median(rate / reference for rate, reference in zip(rates, references, strict=True))
 
 
 def _shares(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
-    for step in range(_BATCHES_AHEAD):
-        trainer.train_step(step)
+    _train(trainer.train_step, _WARM_UP)
     seconds = seconds_by_part(trainer, steps)
     return {part: seconds[part] / sum(seconds.values()) for part in PARTS}

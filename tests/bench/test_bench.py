@@ -1,7 +1,6 @@
 """Benchmarks measure what they claim to measure; no test depends on their times."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from lgq.bench.measure import available_bytes, interleaved_ms, peak_extra_bytes
 from lgq.bench.quantizers import PEER, QuantizerBenchmark, plan, training_step
 from lgq.bench.tables import encode_table, quantizer_table
 from lgq.cli import main
-from lgq.quantizers import QUANTIZERS, build_quantizer
+from lgq.quantizers import LGQ, QUANTIZERS, build_quantizer
 
 CPU = torch.device("cpu")
 SMALL = QuantizerBenchmark(tokens=64, dim=8, sizes=(16, 64), repeats=1)
@@ -76,19 +75,29 @@ def test_every_implementation_of_every_quantizer_is_planned_and_runs():
         step()
 
 
-def test_a_registered_quantizer_is_measured_in_its_own_process(monkeypatch, tmp_path):
-    (tmp_path / "toy_quantizer.py").write_text("from lgq import LGQ\n\nclass Toy(LGQ):\n    pass\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    from toy_quantizer import Toy
+class Toy(LGQ):
+    """A quantizer that only this file knows."""
 
+
+class Broken(LGQ):
+    def quantize_vectors(self, z):
+        return z @ z
+
+
+def test_a_registered_quantizer_is_measured_in_its_own_process(monkeypatch):
     monkeypatch.setitem(QUANTIZERS, "toy", Toy)
     settings = QuantizerBenchmark(tokens=64, dim=8, sizes=(16,), quantizers=("toy",), repeats=1)
+    assert "toy" in QuantizerBenchmark().quantizers
     rows = list(quantizers.run(settings))
     assert [row.implementation for row in rows] == ["ours", "dense"]
-    for row in rows:
-        assert row.over_floor == row.ms / row.floor_ms > 0
-        assert row.extra_bytes >= 0
+    assert all(row.over_floor == row.ms / row.floor_ms > 0 and row.extra_bytes >= 0 for row in rows)
     assert quantizer_table(rows).row_count == 2
+
+
+def test_a_bug_in_a_quantizer_keeps_its_traceback(monkeypatch):
+    monkeypatch.setitem(QUANTIZERS, "broken", Broken)
+    with pytest.raises(RuntimeError, match=r"Traceback(.|\n)*in quantize_vectors"):
+        next(quantizers.run(QuantizerBenchmark(tokens=64, dim=8, sizes=(16,), quantizers=("broken",))))
 
 
 def test_a_row_that_cannot_fit_is_not_tried(monkeypatch):
