@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from lgq.plots.canvas import QUALITATIVE
 from lgq.plots.curves import panels_png
+from lgq.report.paper_tables import COLUMNS, Cell, Column, build_table, table_specs
 from lgq.report.result_set import ResultSet, Sample, curve_of
-from lgq.report.tables import COLUMNS, Cell, Column, build_table, paper_tables
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
@@ -155,7 +155,7 @@ def _path(positions: Sequence[tuple[float, float]]) -> str:
 
 def headline_table(results: ResultSet) -> str:
     """The comparison in Markdown: mean ± standard deviation over seeds, bold where clearly best."""
-    table = build_table(results, paper_tables()["tab:k16k"])
+    table = build_table(results, table_specs()["tab:k16k"])
     columns = [COLUMNS[metric] for metric in _HEADLINE_COLUMNS]
     shown = [table.spec.columns.index(column) for column in columns]
     rows = [(row.name, [_markdown(row.ours[i]) for i in shown]) for row in table.rows if row.ours]

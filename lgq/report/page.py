@@ -20,8 +20,8 @@ from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
 from lgq.report import charts
 from lgq.report.claims import count_outcomes, decide_claims
+from lgq.report.paper_tables import all_tables, runs_table
 from lgq.report.result_set import ResultSet, RunRecord, read_result_set
-from lgq.report.tables import all_tables, runs_table
 from lgq.training.journal import METRICS
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -20,8 +20,8 @@ from lgq.report.claims import (
     paper_claims,
     rank_correlation,
 )
+from lgq.report.paper_tables import COLUMNS, TableSpec, read_paper, table_specs
 from lgq.report.result_set import ResultSet
-from lgq.report.tables import COLUMNS, TableSpec, paper_tables, read_paper
 
 YES, NO = Outcome.REPRODUCED, Outcome.CONTRADICTED
 UNCLEAR, NOT_RUN, BY_EYE = Outcome.NOT_SEPARABLE, Outcome.NOT_RUN, Outcome.BY_EYE
@@ -79,7 +79,7 @@ def rows_of(experiment: str, vary: Vary, *, mirrored: bool = False) -> list[Fake
     """The figures of all tables of an experiment, each row with three seeds."""
     rows: dict[str, FakeRow] = {}
     for label in TABLES[experiment]:
-        table = paper_tables()[label]
+        table = table_specs()[label]
         numbers = figures(table, mirrored=mirrored)
         for printed in table.rows:
             settings = {**table.only, **printed.settings}
@@ -273,7 +273,7 @@ def test_claims_cover_the_paper_and_every_row_is_used():
     sources = " ".join(claim.source for claim in CLAIMS.values())
     assert all(part in sources for part in ("abstract", "results", "ablations", "discussion"))
     assert all(f"contribution {number}" in sources for number in (1, 2, 3, 4))
-    assert all(label in sources for label in paper_tables() if label.startswith("tab:"))
+    assert all(label in sources for label in table_specs() if label.startswith("tab:"))
     assert all(f'"{name}"' in str(entries).replace("'", '"') for name in read_paper()["rows"])
 
 

@@ -14,8 +14,8 @@ from lgq.cli.report import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.report.page import report_page, write_report
+from lgq.report.paper_tables import NOT_GIVEN, build_table, table_specs
 from lgq.report.result_set import read_result_set
-from lgq.report.tables import NOT_GIVEN, build_table, paper_tables
 
 HOSTILE = '<script>alert("1")</script>'
 VOID = {"meta", "img", "br", "line", "path", "circle"}
@@ -81,7 +81,7 @@ def results(tmp_path: Path) -> ResultsDirectory:
 
 def test_rows_that_were_not_run_are_shown_as_such(results):
     text = checked(report_page(read_result_set(results.root))).text
-    assert text.count("not run") >= sum(len(table.rows) - len(PSNRS) for table in paper_tables().values())
+    assert text.count("not run") >= sum(len(table.rows) - len(PSNRS) for table in table_specs().values())
 
 
 def test_the_page_is_whole_and_loads_nothing(results):
@@ -153,7 +153,7 @@ def test_a_run_that_failed_is_named_and_has_no_numbers(tmp_path):
     write_results(tmp_path, {"comparison": rows})
     result_set = read_result_set(tmp_path)
     assert "the loss is NaN" in checked(report_page(result_set)).text
-    row = next(row for row in build_table(result_set, paper_tables()["tab:k16k"]).rows if row.name == "LGQ")
+    row = next(row for row in build_table(result_set, table_specs()["tab:k16k"]).rows if row.name == "LGQ")
     assert (row.seeds, row.failed) == (0, 1)
     assert {cell.mean for cell in row.ours} == {NOT_GIVEN}
 

@@ -108,7 +108,7 @@ class TableSpec:
 
 
 @cache
-def paper_tables() -> dict[str, TableSpec]:
+def table_specs() -> dict[str, TableSpec]:
     """Tables of the paper by label, in the order of the page."""
     tables = (
         TableSpec(
@@ -199,7 +199,7 @@ class _Line(NamedTuple):
 
 def all_tables(results: ResultSet) -> list[Table]:
     """The paper's tables, those of our other experiments, and the differences seed by seed."""
-    paper = paper_tables().values()
+    paper = table_specs().values()
     covered = {table.experiment for table in paper} - _MORE_ROWS_THAN_THE_PAPER
     own = [own_table(results, plan) for name, plan in results.plans.items() if name not in covered]
     pairs = paired_table(results)

@@ -7,14 +7,22 @@ from scipy import stats
 
 from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
+from lgq.report.paper_tables import (
+    COLUMNS,
+    NOT_GIVEN,
+    Column,
+    build_table,
+    own_table,
+    paired_table,
+    table_specs,
+)
 from lgq.report.result_set import ResultSet
-from lgq.report.tables import COLUMNS, NOT_GIVEN, Column, build_table, own_table, paired_table, paper_tables
 
-COMPARISON, TEMPERATURE = paper_tables()["tab:k16k"], paper_tables()["tab:abl_tau"]
+COMPARISON, TEMPERATURE = table_specs()["tab:k16k"], table_specs()["tab:abl_tau"]
 PSNRS = {"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}
 
 
-@pytest.mark.parametrize("table", paper_tables().values(), ids=paper_tables())
+@pytest.mark.parametrize("table", table_specs().values(), ids=table_specs())
 def test_every_table_of_the_paper_is_complete(table):
     assert table.experiment in EXPERIMENTS
     assert table.title
@@ -36,7 +44,7 @@ def as_planned(experiment: str) -> ResultSet:
 
 @pytest.mark.parametrize("label", ["tab:k16k", "tab:lgq_sweep", "tab:abl_reg", "tab:abl_tau"])
 def test_every_row_of_the_paper_is_a_run_that_its_experiment_asks_for(label):
-    table = paper_tables()[label]
+    table = table_specs()[label]
     shown = build_table(as_planned(table.experiment), table)
     names = {row.name for row in table.rows}
     assert all(row.ours for row in shown.rows if row.name in names)
@@ -58,7 +66,7 @@ def test_a_paper_figure_is_written_as_it_is_printed():
 
 def test_timings_have_no_seeds():
     rows = [FakeRow("LGQ", {"quantizer": "lgq", "codebook_size": 4096}, [{"ms": 1.0}], kind="cost")]
-    table = build_table(result_set_of({"cost": rows}), paper_tables()["tab:quantizer_cost"])
+    table = build_table(result_set_of({"cost": rows}), table_specs()["tab:quantizer_cost"])
     assert not table.has_seeds
     shown = next(row for row in table.rows if row.ours)
     assert {source.seed for cell in shown.ours for source in cell.sources} == {None}
