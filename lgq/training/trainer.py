@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lgq.data import ImageLoader, StreamLoader
-from lgq.data.token_loader import TokenLoader
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import make_directory, replace_file
 from lgq.training.checkpoint import seed_random_state
@@ -26,6 +24,14 @@ from lgq.training.settings import TrainingRun
 
 class NonFiniteError(ArithmeticError):
     """NaN or infinity before there is a loss; the message names what holds it."""
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """Source of endless batches of images or tokens, such as `ImageLoader` and `TokenLoader`."""
+
+    def stream(self, start: Any = 0) -> Iterator[Any]:
+        """Yield batches from a position in the data on."""
 
 
 class ClippedAdamW:
@@ -93,7 +99,7 @@ class Trainer(ABC):
         self,
         run: TrainingRun,
         model: nn.Module,
-        loader: ImageLoader | StreamLoader | TokenLoader,
+        loader: Loader,
         out: Path,
         device: torch.device,
     ):
