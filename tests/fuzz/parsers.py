@@ -44,7 +44,7 @@ from lgq.tokenizer import Tokenizer
 from lgq.training.checkpoint import Checkpoints, read_manifest
 from lgq.training.journal import METRICS, open_journal, read_records
 from lgq.training.settings import GeneratorRun, TokenizerRun
-from lgq.weights.cache import path_of, store
+from lgq.weights.cache import cache_path, store
 from lgq.weights.convert import inception_features, inception_with_classifier, lpips
 from lgq.weights.download import read_member
 from lgq.weights.registry import SETS
@@ -378,7 +378,7 @@ def published_weights(
 def weights_cache(folder: Path) -> Prepared:
     os.environ[weights.CACHE_VARIABLE] = str(folder)
     name, expected = "lpips-vgg16", {"a": torch.ones(2, 3), "b": torch.zeros(4)}
-    file = path_of(SETS[name])
+    file = cache_path(SETS[name])
     file.parent.mkdir(parents=True)
     store(SETS[name], expected, folder)
 

@@ -134,7 +134,7 @@ def test_a_state_of_another_network_is_refused(state):
     file = io.BytesIO()
     torch.save(state, file)
     for data in (file.getvalue(), file.getvalue()[:-30]):
-        with pytest.raises(WeightsError, match="damaged, or another network's"):
+        with pytest.raises(WeightsError, match="damaged, or holds other weights"):
             inception_with_classifier(data)
 
 
