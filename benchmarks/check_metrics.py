@@ -24,8 +24,8 @@ from torch import Tensor
 from lgq.data import ImageLoader, LoaderSettings, open_dataset, to_tensor
 from lgq.data.images import random_subset
 from lgq.distributed import join_processes
-from lgq.evaluation import evaluate
-from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import evaluate_reconstructions
 
 Degrade = Callable[[Tensor], Tensor]
 Row = dict[str, float]
@@ -46,15 +46,15 @@ def main() -> None:
 def check(options: argparse.Namespace) -> bool:
     """Return whether every metric ranks every family, and unchanged images are perfect."""
     console, device = Console(width=100, highlight=False), join_processes()
-    judges = judges_at_hand(device)
-    if judges.absent:
-        raise SystemExit("\n".join(f"{name}: {why}" for name, why in judges.absent.items()))
+    networks = MetricNetworks.available(device)
+    if networks.absent:
+        raise SystemExit("\n".join(f"{name}: {why}" for name, why in networks.absent.items()))
     data = random_subset(open_dataset(options.data), options.images)
     loader = ImageLoader(data, LoaderSettings(image_size=options.image_size))
     console.print(f"{data!r}, {options.image_size} x {options.image_size} pixels")
     rows = {}
     for name, degrade in ({"identity": identity} | BLURS | JPEGS).items():
-        rows[name] = measure(degrade, loader, judges, device)
+        rows[name] = measure(degrade, loader, networks, device)
         console.print(f"{name}: " + ", ".join(f"{metric} {rows[name][metric]:.4g}" for metric in RISES))
     console.print(table(rows))
     families = {"blur": ["identity", *BLURS], "JPEG": ["identity", *JPEGS]}
@@ -63,11 +63,11 @@ def check(options: argparse.Namespace) -> bool:
     return all(checks)
 
 
-def measure(degrade: Degrade, loader: ImageLoader, judges: MetricNetworks, device: torch.device) -> Row:
+def measure(degrade: Degrade, loader: ImageLoader, networks: MetricNetworks, device: torch.device) -> Row:
     def reconstruct(images: Tensor) -> tuple[Tensor, Tensor]:
         return degrade(images), torch.zeros(len(images), 1, dtype=torch.int64)
 
-    metrics = evaluate(reconstruct, 1, loader, judges, device).metrics
+    metrics = evaluate_reconstructions(reconstruct, 1, loader, networks, device).metrics
     return {metric: metrics[metric] for metric in RISES}
 
 

@@ -170,7 +170,7 @@ def _show_tokenizer(
     tokenizer: Tokenizer, out: Path, image_size: int
 ) -> tuple[list[Picture], dict[str, float]]:
     seen, unseen = (_reconstruct(tokenizer, part, image_size) for part in ("train", "held-out"))
-    usage, quality = CodeUsage.of(tokenizer.codebook_size), ReconstructionQuality()
+    usage, quality = CodeUsage.empty(tokenizer.codebook_size), ReconstructionQuality()
     for part in (seen, unseen):
         usage.update(part.tokens)
     quality.update(unseen.images, unseen.decoded)

@@ -1,121 +1,265 @@
-"""How good is a tokenizer? Every column of the paper's tables, in one pass over a data set.
+"""Evaluation of a tokenizer or a generator: one record with the metrics of the paper's tables, and more.
 
-    judges = judges_at_hand(device)                                  # networks whose weights are here
-    evaluation = evaluate_tokenizer(tokenizer, open_dataset("photos"), judges, image_size=256)
-    evaluation.metrics["psnr"], evaluation.metrics["rfid"], evaluation.absent
+    record = lgq.evaluate("runs/photos", data="photos")
+    record.metrics["psnr"], record.absent, record.to_json()
 
-Under torchrun each process takes a share, and the result is that of one process to float rounding.
+    lgq.evaluate("runs/generator", data="photos").metrics["gfid"]
+    lgq.evaluate("runs/generator", tokens="tokens/val").likelihood["nll"]
+
+Under torchrun every process calls `evaluate`, takes a share of the images, and returns the same record. The
+first process writes it.
 """
 
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from lgq.checks import require_at_least
-from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
-from lgq.data.images import Subset
-from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.metrics.code_usage import CodeUsage
-from lgq.metrics.metric_networks import NEED_INCEPTION, MetricNetworks
-from lgq.metrics.quality import Reconstruct, TokenizerQuality, through
-from lgq.metrics.reference import Reference, share_of_images
-from lgq.models import in_eval_mode
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
+from lgq.data.images import Subset, random_subset
+from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
+from lgq.distributed import join_processes, rank
+from lgq.errors import LGQError
+from lgq.files import require_writable, write_file
+from lgq.hub import (
+    ModelKind,
+    WeightsChoice,
+    model_kind,
+    published_weights,
+    run_directory_of,
+    run_settings,
+)
+from lgq.maskgit import MaskGIT, load_generator
+from lgq.metrics import fid
+from lgq.metrics.codebook_study import draw_study, study_codebook
+from lgq.metrics.generation import GenerationEvaluation, evaluate_generation, require_sample_plan
+from lgq.metrics.likelihood import evaluate_likelihood
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import ImageScore, evaluate_tokenizer
+from lgq.metrics.reference import Reference
+from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
-from lgq.tokenizer import Tokenizer
+from lgq.random import SAMPLING_BATCH
+from lgq.results import RESULTS, append_result, strict
+from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.generator_trainer import ONE_CLASS
+from lgq.training.run_directory import describe_environment
 
-_EXTREME_IMAGES, _EXTREME_SIDE = 8, 160
-"""Number of images per picture of `draw_extremes`, and the side in pixels to which small ones are scaled."""
+if TYPE_CHECKING:
+    from lgq.plots.codebooks import Method
 
+# `lgq.evaluation.fid.frechet_distance` is a documented name, though this module is no package.
+sys.modules["lgq.evaluation.fid"] = fid
 
-class ImageScore(NamedTuple):
-    """How well one image came out."""
+SAMPLES = 50_000
+"""Number of images that are generated with each seed by default."""
+SEEDS = (0, 1, 2, 3)
+DEFAULT_SAMPLING = Sampling()
+EXTREME_IMAGES = 8
+"""Number of images in each picture of the best, median and worst reconstructions."""
 
-    number: int
-    """Its place in the data set."""
-    psnr: float
+Draw = Callable[[], dict[str, bytes]]
+
+_EXTREME_SIDE = 160
+_TOKENIZER_OPTIONS = ("image_size", "geometry")
+_GENERATOR_OPTIONS = ("reference", "seeds", "tokens", "train_tokens", "sampling")
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """What an evaluation found, over all processes."""
+class EvaluationRecord:
+    """Result of `evaluate`, as results.jsonl holds it (`lgq.results`)."""
 
-    metrics: dict[str, float]
-    images: int
-    """That were read."""
-    absent: dict[str, str]
-    """Metrics that were not taken, and why."""
-    fid: dict[str, Any] | None
-    """The conventions behind rfid, kid, precision and recall; none where they are absent."""
-    lpips: dict[str, Any] | None
-    """The weights behind lpips and reconstruction_loss, likewise."""
-    usage: CodeUsage
-    scores: list[ImageScore]
-    """Of every image that was read."""
-    broken: dict[str, str]
-    """Images that could not be read, with the reason."""
+    fields: dict[str, Any]
+    """All fields of the record."""
+    draw: Draw = dict
+    """Function that draws the pictures of the evaluation: PNG files by name."""
+    directory: Path | None = None
+    """Directory that holds the record and its pictures; None if nothing was written."""
 
-    def record(self) -> dict[str, Any]:
-        """Its part of a results record (`lgq.results`)."""
-        unreported = ("usage", "scores")
-        return {name: value for name, value in vars(self).items() if name not in unreported}
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of reconstructions or of generated images; empty if only a likelihood was asked for."""
+        metrics: dict[str, float] = self.fields.get("metrics", {})
+        return metrics
 
+    @property
+    def absent(self) -> dict[str, str]:
+        """Metrics that were not computed, each with the reason."""
+        geometry: dict[str, Any] = self.fields.get("geometry", {})
+        return {**self.fields.get("absent", {}), **geometry.get("absent", {})}
 
-def evaluate_tokenizer(
-    tokenizer: Tokenizer,
-    data: ImageDataset,
-    judges: MetricNetworks,
-    *,
-    image_size: int,
-    batch_size: int = 32,
-    workers: int = 0,
-    use_cache: bool = True,
-    on_progress: Progress = unwatched,
-) -> Evaluation:
-    """Centre-cropped images through a tokenizer, in eval mode and in the precision of its weights.
+    @property
+    def likelihood(self) -> dict[str, Any] | None:
+        """Likelihood and entropies of `tokens`; None without them."""
+        return self.fields.get("likelihood")
 
-    use_cache: take the features of the images from the cache of an earlier evaluation, or leave them there.
-    """
-    device = tokenizer.device
-    loader = share_of_images(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
-    codes = tokenizer.codebook_size * tokenizer.stages
-    with in_eval_mode(tokenizer):
-        return evaluate(
-            through(tokenizer), codes, loader, judges, device, use_cache=use_cache, on_progress=on_progress
-        )
+    def to_json(self) -> str:
+        """Return the record as one line of JSON; NaN and infinity become null."""
+        return json.dumps(strict(self.fields))
 
 
 def evaluate(
-    reconstruct: Reconstruct,
-    codebook_size: int,
-    loader: ImageLoader,
-    judges: MetricNetworks,
-    device: torch.device,
+    source: str | Path | Tokenizer | MaskGIT,
+    data: str | Path | ImageDataset | None = None,
     *,
-    use_cache: bool = True,
+    images: int | None = None,
+    image_size: int | None = None,
+    geometry: "Method | None" = None,
+    reference: str | Path | None = None,
+    seeds: Sequence[int] = SEEDS,
+    tokens: str | Path | None = None,
+    train_tokens: str | Path | None = None,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    batch_size: int = SAMPLING_BATCH,
+    workers: int = 1,
+    weights: WeightsChoice = "best",
+    out: str | Path | None = None,
     on_progress: Progress = unwatched,
-) -> Evaluation:
-    """The same of anything that reconstructs images; what has no codes, such as JPEG, gives zeros of one."""
-    total, reference = len(loader.dataset), _reference(loader, judges)
-    known = reference.features if reference and use_cache else None
-    quality = TokenizerQuality.of(judges, codebook_size, images=total, known=known)
-    ratios, read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
-    for batch in loader.one_pass(may_be_empty=True):
-        images = batch.images.to(device, non_blocking=True)
-        reconstructions, codes = reconstruct(images)
-        ratios[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
-        read[batch.indices] = 1
-        on_progress(batch.position, total)
-    everywhere, ratios, read = quality.over_ranks(), sum_over_ranks(ratios), sum_over_ranks(read)
-    if everywhere.pixels.count == 0:
-        raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
-    new = None if everywhere.originals_known else everywhere.originals
-    if reference and new and use_cache and rank() == 0:
-        reference.keep(new)
-    scores = [ImageScore(number, float(ratios[number])) for number in read.nonzero().flatten().tolist()]
-    return _summed_up(everywhere, reference, scores, loader)
+) -> EvaluationRecord:
+    """Measure a tokenizer on images, or a generator by its images, by the likelihood of tokens, or by both.
+
+    source: a run directory, a directory that `save_pretrained` wrote, owner/name on the Hub, or a model.
+    data: images to reconstruct, or to compare generated images with.
+    images: tokenizer: size of a random subset of the images, the same for every tokenizer; None for all.
+        Generator: images to generate with each seed; None for 50,000. With `tokens` only: number of images
+        whose tokens are masked; None for all.
+    image_size: tokenizer: side of the centre crop; None for that of its run.
+    geometry: tokenizer: study the codebook too, with plots by "umap", "pca" or "auto".
+    reference: generator: .npz file with mu and sigma, to compare with in place of `data`.
+    seeds: generator: sampling seeds.
+    tokens: generator: directory of tokens whose likelihood is measured.
+    train_tokens: generator: tokens of its training, for the cross-entropies of `tokens`.
+    sampling: generator: how images are sampled.
+    weights: weights of a run.
+    out: directory for the record (results.jsonl) and pictures; None for RUN/evaluation, or for no files if
+        `source` is a model.
+    on_progress: called with images done and in all, from 0 again for each part of the work.
+    """
+    given = _given_options(locals())
+    model = source if isinstance(source, Tokenizer | MaskGIT) else None
+    directory = _output_directory(source, out)
+    kind = _kind_of(source, weights)
+    _require_options_of(kind, source, given)
+    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    device = join_processes()
+    loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
+    if kind == "tokenizer":
+        if dataset is None:
+            raise LGQError("a tokenizer is evaluated on images: give data.")
+        dataset = dataset if images is None else random_subset(dataset, images)
+        tokenizer = load_tokenizer(source, weights)  # type: ignore[arg-type]  # the kind is checked
+        tokenizer = tokenizer if model else tokenizer.to(device)
+        settings, size = tokenizer.settings, tokenizer.resolve_image_size(image_size)
+        fields, draw = _evaluate_tokenizer(tokenizer, dataset, size, geometry, loading)
+    else:
+        _require_generator_options(given, dataset, seeds, batch_size, images)
+        generator = load_generator(source, weights)  # type: ignore[arg-type]
+        generator = generator if model else generator.to(device)
+        settings = generator.settings
+        fields, draw = _evaluate_generator(
+            generator,
+            dataset,
+            reference,
+            tokens=_open_tokens(generator, tokens, train_tokens),
+            images=images,
+            seeds=seeds,
+            sampling=sampling,
+            loading=loading,
+        )
+    run = None if model else run_settings(source)  # type: ignore[arg-type]
+    seed = run["seed"] if run else None
+    origin = {
+        "kind": kind,
+        "command": None if model else ["lgq", "evaluate", str(source), *_words(given)],
+        "run": None if model else str(source),
+        "weights": None if model else str(published_weights(source, weights)),  # type: ignore[arg-type]
+        "config": run or settings,
+        "seed": seed,
+        "environment": describe_environment(seed),
+    }
+    record = EvaluationRecord(origin | fields, draw, directory)
+    if directory is not None and rank() == 0:
+        append_result(directory / RESULTS, record.fields)
+        for name, picture in draw().items():
+            write_file(directory / f"{name}.png", picture)
+    return record
+
+
+def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `evaluate` that differ from their defaults, `sampling` field by field."""
+    options = {name: value for name, value in arguments.items() if name not in ("source", "on_progress")}
+    options |= {"seeds": tuple(options["seeds"])}
+    given = {}
+    for name, value in options.items():
+        default = signature(evaluate).parameters[name].default
+        if name == "sampling":
+            changed = {field for field in vars(value) if getattr(value, field) != getattr(default, field)}
+            given |= {f"sampling.{field}": getattr(value, field) for field in sorted(changed)}
+        elif value is not None and value != default:
+            given[name] = value
+    return given
+
+
+def _words(given: dict[str, Any]) -> list[str]:
+    """Return the options as words of the command line."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, tuple) else () if value is True else (value,)
+        words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
+
+
+def _kind_of(source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice) -> ModelKind:
+    if isinstance(source, Tokenizer | MaskGIT):
+        return "tokenizer" if isinstance(source, Tokenizer) else "generator"
+    return model_kind(published_weights(source, weights))
+
+
+def _require_options_of(kind: ModelKind, source: object, given: dict[str, Any]) -> None:
+    others = _GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS
+    for name in given:
+        if name.split(".")[0] in others:
+            shown = source if isinstance(source, str | Path) else "the model"
+            raise LGQError(f"{shown} is a {kind}, to which {name} does not apply: leave it out.")
+
+
+def _output_directory(source: str | Path | Tokenizer | MaskGIT, out: str | Path | None) -> Path | None:
+    if out is not None:
+        directory = Path(out)
+    elif isinstance(source, Tokenizer | MaskGIT):
+        return None
+    elif Path(source).is_dir():
+        directory = run_directory_of(source) / "evaluation"
+    else:
+        raise LGQError(f"{source} is not on this machine: give --out for the record and the pictures.")
+    require_writable(directory)
+    return directory
+
+
+def _evaluate_tokenizer(
+    tokenizer: Tokenizer,
+    data: ImageDataset,
+    image_size: int,
+    geometry: "Method | None",
+    loading: dict[str, Any],
+) -> tuple[dict[str, Any], Draw]:
+    """Return the fields of the record, and the function that draws its pictures."""
+    networks = MetricNetworks.available(tokenizer.device)
+    evaluation = evaluate_tokenizer(tokenizer, data, networks, image_size=image_size, **loading)
+    study = study_codebook(tokenizer, data, image_size=image_size, **loading) if geometry else None
+
+    def draw() -> dict[str, bytes]:
+        pictures = draw_extremes(evaluation.scores, tokenizer, data, image_size)
+        return pictures | (draw_study(study, method=geometry) if study and geometry else {})
+
+    fields = {"fingerprint": tokenizer.fingerprint(), "data": repr(data), "image_size": image_size}
+    return fields | evaluation.record() | ({"geometry": study.record()} if study else {}), draw
 
 
 def best_median_worst(scores: Iterable[ImageScore], count: int) -> dict[str, list[ImageScore]]:
@@ -142,7 +286,7 @@ def draw_extremes(
     from lgq.plots.pictures import reconstruction_grid
 
     pictures = {}
-    for name, group in best_median_worst(scores, _EXTREME_IMAGES).items():
+    for name, group in best_median_worst(scores, EXTREME_IMAGES).items():
         subset = Subset(data, [score.number for score in group])
         loader = ImageLoader(subset, LoaderSettings(image_size=image_size, batch_size=len(group)))
         images = next(loader.one_pass()).images
@@ -157,43 +301,114 @@ def draw_extremes(
     return pictures
 
 
-def _reference(loader: ImageLoader, judges: MetricNetworks) -> Reference | None:
-    if judges.inception is None:
-        return None
-    return Reference.find(loader.dataset, loader.settings.image_size, judges.inception.convention)
+def _require_generator_options(
+    given: dict[str, Any],
+    data: ImageDataset | None,
+    seeds: Sequence[int],
+    batch_size: int,
+    images: int | None,
+) -> None:
+    if data is not None and "reference" in given:
+        raise LGQError("generated images are compared with data or with reference: give one of them.")
+    if "train_tokens" in given and "tokens" not in given:
+        raise LGQError("train_tokens serve to compare tokens with: give tokens too.")
+    if data is not None or "reference" in given:
+        require_sample_plan(SAMPLES if images is None else images, seeds, batch_size)
+        if data is not None and len(data) < 2:
+            raise LGQError(f"statistics need 2 images or more, got {len(data)} in {data!r}: give more data.")
+        return
+    if "tokens" not in given:
+        raise LGQError("a generator needs something to compare with: give data, reference, or tokens.")
+    require_at_least(1, batch_size=batch_size, images=1 if images is None else images)
+    for name in given:
+        if name == "seeds" or name.startswith("sampling."):
+            raise LGQError(
+                f"{name} applies to generated images, and tokens alone need none: leave it out, or give data "
+                "or reference."
+            )
 
 
-def _summed_up(
-    quality: TokenizerQuality, reference: Reference | None, scores: list[ImageScore], loader: ImageLoader
-) -> Evaluation:
-    metrics, judges, images = quality.metrics(), quality.judges, quality.pixels.count
-    missing = [name for name in NEED_INCEPTION if judges.inception and name not in metrics]
-    too_few = dict.fromkeys(missing, f"{images} images are too few for it: take 4 or more.")
-    conventions = None
-    if judges.inception and quality.originals and reference and "rfid" in metrics:
-        conventions = asdict(judges.inception.convention) | {
-            "covariance": "divided by n - 1",
-            "image_size": loader.settings.image_size,
-            "images": images,
-            "reference_images": quality.originals.statistics.count,
-            "reference_sha256": reference.content,
-            "sample": len(quality.originals.sample.features),
-        }
-    return Evaluation(
-        metrics=metrics,
-        images=images,
-        absent=judges.absent | too_few,
-        fid=conventions,
-        lpips=None if judges.lpips is None else {"weights_sha256": judges.lpips.weights_sha256},
-        usage=quality.usage,
-        scores=scores,
-        broken=_of_all_processes(loader.broken),
+def _open_tokens(
+    generator: MaskGIT, tokens: str | Path | None, train_tokens: str | Path | None
+) -> list[TokenDataset]:
+    """Open the tokens, then those of the training; both must be the generator's."""
+    sets = [TokenDataset(path) for path in (tokens, train_tokens) if path is not None]
+    height, width = generator.token_shape[:2]
+    for token_set in sets:
+        # A generator cannot tell images without labels from one class of that name.
+        unlabelled = generator.classes == ONE_CLASS and not token_set.classes
+        TokenMeaning(
+            owner="the generator",
+            fingerprint=generator.tokenizer.fingerprint(),
+            codebook_size=generator.tokenizer.codebook_size,
+            stages=generator.tokenizer.stages,
+            grid=(height, width),
+            image_size=generator.image_size,
+            classes=() if unlabelled else generator.classes,
+        ).require_of(token_set)
+    if sets:
+        require_same_meaning(*sets)
+    return sets
+
+
+def _evaluate_generator(
+    generator: MaskGIT,
+    data: ImageDataset | None,
+    reference_file: str | Path | None,
+    *,
+    tokens: list[TokenDataset],
+    images: int | None,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    loading: dict[str, Any],
+) -> tuple[dict[str, Any], Draw]:
+    """Return the fields of the record, and the function that draws its pictures."""
+    device = next(generator.transformer.parameters()).device
+    fields = {"fingerprint": generator.tokenizer.fingerprint(), "image_size": generator.image_size}
+    if data is None and reference_file is None:
+        return fields | _evaluate_tokens(generator, tokens, images, loading), dict
+    # Whatever can fail early comes before the first long part of the work.
+    networks = MetricNetworks.available(device, for_generation=True)
+    inception = networks.require_inception()
+    if reference_file is not None:
+        reference = Reference.from_file(reference_file)
+        reference.require_comparable(inception)
+    fields |= _evaluate_tokens(generator, tokens, None, loading)
+    if data is not None:
+        reference = Reference.from_images(data, generator.image_size, inception, device, **loading)
+    evaluation = evaluate_generation(
+        lambda classes, seed: generator.generate(classes, sampling, seed=seed),
+        len(generator.classes),
+        reference,
+        networks,
+        samples=SAMPLES if images is None else images,
+        seeds=seeds,
+        batch_size=loading["batch_size"],
+        device=device,
+        on_progress=loading["on_progress"],
     )
+    fields |= {"sampling": asdict(sampling)} | evaluation.record()
+    return fields, lambda: {"samples": _draw_samples(generator, evaluation)}
 
 
-def _of_all_processes(broken: dict[str, str]) -> dict[str, str]:
-    if world_size() == 1:
-        return dict(broken)
-    parts: list[dict[str, str]] = [{} for _ in range(world_size())]
-    dist.all_gather_object(parts, broken)
-    return {name: reason for part in parts for name, reason in part.items()}
+def _evaluate_tokens(
+    generator: MaskGIT, tokens: list[TokenDataset], images: int | None, loading: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the field `likelihood` of the record; nothing without tokens."""
+    if not tokens:
+        return {}
+    batch_size, on_progress = loading["batch_size"], loading["on_progress"]
+    values = evaluate_likelihood(
+        generator, *tokens, batch_size=batch_size, images=images, on_progress=on_progress
+    )
+    return {"likelihood": values}
+
+
+def _draw_samples(generator: MaskGIT, evaluation: GenerationEvaluation) -> bytes:
+    # Imported here: matplotlib takes a second to load.
+    from lgq.plots.pictures import sample_grid
+
+    pictures = evaluation.pictures
+    classes = [number % len(generator.classes) for number in range(len(pictures))]
+    caption = f"The first {len(pictures)} images, none left out"
+    return sample_grid(pictures, classes, generator.classes, caption=caption)

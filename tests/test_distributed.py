@@ -54,7 +54,7 @@ def data_start(z: torch.Tensor) -> torch.Tensor:
 
 
 def code_counts(z: torch.Tensor) -> torch.Tensor:
-    usage = CodeUsage.of(SIZE)
+    usage = CodeUsage.empty(SIZE)
     usage.update(LGQ(DIM, SIZE).double().encode(z))
     return usage.over_ranks().counts
 

@@ -13,10 +13,9 @@ from lgq.bench.measure import Call, milliseconds, require_measurable
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import random_subset
-from lgq.evaluation import evaluate_tokenizer
 from lgq.metrics.fid import FeatureStatistics, Gaussian
-from lgq.metrics.metric_networks import MetricNetworks, judges_at_hand
-from lgq.metrics.quality import through
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import evaluate_tokenizer, reconstruct_with
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.runs import named_run
@@ -77,7 +76,7 @@ def _evaluation_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
     data = random_subset(open_dataset(settings.data), settings.images)
     torch.manual_seed(run.seed)
     tokenizer = Tokenizer(run.backbone, run.quantizer, run.codebook_size).eval().to(device)
-    available = judges_at_hand(device)
+    available = MetricNetworks.available(device)
     # Random weights where the published ones are missing: the time does not depend on them.
     lpips, inception = available.lpips or LPIPS().to(device), available.inception or InceptionV3().to(device)
 
@@ -103,7 +102,7 @@ def networks_alone(
     tokenizer: Tokenizer, lpips: LPIPS, inception: InceptionV3, batches: list[Float[Tensor, "b 3 s s"]]
 ) -> Call:
     """Every forward pass that an evaluation needs, and nothing else."""
-    reconstruct = through(tokenizer)
+    reconstruct = reconstruct_with(tokenizer)
 
     @torch.no_grad()
     def forward() -> None:
@@ -123,7 +122,7 @@ def _frechet_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
         # Like the features of Inception: correlated, of decaying size, clipped at zero.
         mixing = torch.randn(settings.features, settings.features, generator=generator, dtype=torch.float64)
         z = torch.randn(images, settings.features, generator=generator, dtype=torch.float64)
-        statistics = FeatureStatistics.of(settings.features)
+        statistics = FeatureStatistics.empty(settings.features)
         statistics.update((z / torch.arange(1, settings.features + 1) ** 0.7 @ mixing + 0.3).relu())
         gaussians.append(statistics.gaussian())
 

@@ -1,92 +1,162 @@
-"""`lgq evaluate`: the paper's row for a tokenizer or a generator."""
+"""`lgq evaluate`: measure a tokenizer or a generator, and print the columns of the paper's tables."""
 
-import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from lgq.cli.console import ERRORS, command_line, say
-from lgq.cli.findings import Findings, Request
-from lgq.cli.generator_row import GeneratorQuestions, of_generator
-from lgq.cli.places import require_place
-from lgq.cli.tokenizer_row import TokenizerQuestions, of_tokenizer
-from lgq.data import open_dataset
-from lgq.distributed import join_processes, rank
-from lgq.errors import LGQError
-from lgq.files import replace_file
-from lgq.hub import model_kind, published_weights, run_directory_of, run_settings
-from lgq.results import RESULTS, append_result, strict
-from lgq.training.run_directory import describe_environment
+from lgq.cli.console import ERRORS, progress_of, say
+from lgq.distributed import rank
+from lgq.evaluation import SEEDS, EvaluationRecord, evaluate
+from lgq.hub import WeightsChoice
+from lgq.models.sampling import Sampling
+from lgq.random import SAMPLING_BATCH
+
+Columns = dict[str, tuple[str, Callable[[float], str]]]
+"""Heading and format of each metric."""
+
+
+def _in_thousandths(value: float) -> str:
+    return f"{1000 * value:.3f}"
+
+
+_TOKENIZER_COLUMNS: Columns = {
+    "psnr": ("PSNR", "{:.2f}".format),
+    "ssim": ("SSIM", "{:.4f}".format),
+    "lpips": ("LPIPS", "{:.4f}".format),
+    "reconstruction_loss": ("rec. loss", "{:.4f}".format),
+    "rfid": ("rFID", "{:.2f}".format),
+    "utilization": ("util.", "{:.1%}".format),
+    "perplexity": ("perplexity", "{:,.0f}".format),
+}
+"""Columns of the paper, in its order."""
+_CAPTION_COLUMNS: Columns = {
+    "l1": ("l1", "{:.4f}".format),
+    "kid": ("KID x 1000", _in_thousandths),
+    "precision": ("precision", "{:.3f}".format),
+    "recall": ("recall", "{:.3f}".format),
+    "normalized_entropy": ("entropy / log K", "{:.4f}".format),
+    "top_percent_mass": ("top 1% mass", "{:.4f}".format),
+    "dead_codes": ("dead codes", "{:,.0f}".format),
+}
+_GENERATOR_COLUMNS: Columns = {
+    "gfid": ("gFID", "{:.2f}".format),
+    "inception_score": ("IS", "{:.2f}".format),
+    "kid": ("KID x 1000", _in_thousandths),
+    "precision": ("precision", "{:.3f}".format),
+    "recall": ("recall", "{:.3f}".format),
+}
+_LIKELIHOOD_COLUMNS: Columns = {
+    "nll": ("NLL", "{:.3f}".format),
+    "accuracy": ("accuracy", "{:.1%}".format),
+    "entropy": ("entropy", "{:.3f}".format),
+    "class_entropy": ("entropy given the class", "{:.3f}".format),
+    "cross_entropy": ("cross-entropy", "{:.3f}".format),
+    "class_cross_entropy": ("cross-entropy given the class", "{:.3f}".format),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Request):
-    """Measure a tokenizer or a generator: the columns of the paper's tables, and more that users ask for."""
+class Evaluate:
+    """Measure a tokenizer or a generator: the columns of the paper's tables, and more."""
 
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
+    data: str | None = None
+    """Images: a folder, a shard pattern such as val-{000..001}.tar, or `sample:held-out`. A tokenizer
+    reconstructs them; a generator's images are compared with them."""
+    images: int | None = None
+    """Tokenizer: evaluate on a random subset of this many images, the same for every tokenizer; default all.
+    Generator: generate this many images with each seed; default 50,000. Generator with --tokens only: mask
+    the tokens of this many images, evenly spread; default all."""
+    image_size: int | None = None
+    """Tokenizer: side of the centre crop in pixels; default that of its run."""
+    geometry: Literal["auto", "umap", "pca"] | None = None
+    """Tokenizer: study the codebook too (co-occurrence and norms of codes, patches that they encode, a plot
+    of codes among latents). The plot is made by umap, by pca, or (auto) by umap if it is installed."""
+    reference: Path | None = None
+    """Generator: an .npz file with mu and sigma to compare with, in place of --data."""
+    seeds: tuple[int, ...] = SEEDS
+    """Generator: sampling seeds; all images are generated with each."""
+    tokens: Path | None = None
+    """Generator: directory of tokens whose likelihood is measured."""
+    train_tokens: Path | None = None
+    """Generator: tokens that it was trained on; their frequencies give the cross-entropies of --tokens."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Generator: how images are sampled."""
+    batch_size: int = SAMPLING_BATCH
+    """Images at a time."""
+    workers: int = 1
+    """Processes that decode images ahead."""
+    weights: WeightsChoice = "best"
+    """Weights of a run: of the best validation, or of the last checkpoint."""
     out: Path | None = None
-    """Directory for the record and the pictures; by default RUN/evaluation."""
+    """Directory for the record and the pictures; default RUN/evaluation."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print the record as one JSON object; the tables then go to the error output."""
-    of_tokenizer: Annotated[TokenizerQuestions, tyro.conf.arg(name="")] = field(
-        default_factory=TokenizerQuestions
-    )
-    of_generator: Annotated[GeneratorQuestions, tyro.conf.arg(name="")] = field(
-        default_factory=GeneratorQuestions
-    )
+    """Print the record as one JSON object; tables then go to the error output."""
 
     def run(self) -> int:
-        folder = self._folder()
-        kind = model_kind(published_weights(self.source, self.weights))
-        self._require_questions_of(kind)
-        images = None if self.data is None else open_dataset(self.data)
-        device = join_processes()
-        if kind == "tokenizer":
-            findings = of_tokenizer(self, self.of_tokenizer, images, device)
-        else:
-            findings = of_generator(self, self.of_generator, images, device)
+        options = {name: value for name, value in vars(self).items() if name not in ("source", "as_json")}
+        with progress_of("evaluating") as report:
+            record = evaluate(self.source, **options, on_progress=report)
         if rank() == 0:
-            record = {"kind": kind} | self._origin(findings) | findings.record
-            self._show(findings, record)
-            append_result(folder / RESULTS, record)
-            for stem, picture in findings.draw().items():
-                replace_file(folder / f"{stem}.png", picture)
-            say(f"the record, and pictures: {folder}")
+            _show(record, ERRORS if self.as_json else Console())
+            if self.as_json:
+                print(record.to_json())
         return 0
 
-    def _require_questions_of(self, kind: str) -> None:
-        others = self.of_generator if kind == "tokenizer" else self.of_tokenizer
-        if asked := others.asked():
-            raise LGQError(f"{self.source} is a {kind}, of which {asked[0]} asks nothing: leave it out.")
 
-    def _origin(self, findings: Findings) -> dict[str, Any]:
-        """What was evaluated."""
-        settings = run_settings(self.source) or {}
-        return {
-            "command": ["lgq", *command_line.get()],
-            "run": self.source,
-            "weights": str(published_weights(self.source, self.weights)),
-            "config": settings or findings.settings,
-            "seed": settings.get("seed"),
-            "environment": describe_environment(settings.get("seed")),
-        }
+def _show(record: EvaluationRecord, console: Console) -> None:
+    for table in _tables(record.fields):
+        console.print(table)
+    for reason in dict.fromkeys(record.absent.values()):
+        names = [name for name, why in record.absent.items() if why == reason]
+        say(f"no {', '.join(names)}: {reason}")
+    say(f"record and pictures: {record.directory}")
 
-    def _show(self, findings: Findings, record: dict[str, Any]) -> None:
-        console = ERRORS if self.as_json else Console()
-        for table in findings.tables:
-            console.print(table)
-        absent = findings.absent
-        for reason in dict.fromkeys(absent.values()):
-            say(f"no {', '.join(name for name, why in absent.items() if why == reason)}: {reason}")
-        if self.as_json:
-            print(json.dumps(strict(record)))
 
-    def _folder(self) -> Path:
-        """Of the result; it is there once the record is."""
-        if self.out is None and not Path(self.source).is_dir():
-            raise LGQError(f"{self.source} is not on this machine: give --out for record and pictures.")
-        folder = self.out or run_directory_of(self.source) / "evaluation"
-        require_place(folder)
-        return folder
+def _tables(fields: Mapping[str, Any]) -> list[Table]:
+    metrics, tables = fields.get("metrics"), []
+    if metrics is not None and fields["kind"] == "tokenizer":
+        caption = _cells(metrics, {name: c for name, c in _CAPTION_COLUMNS.items() if name in metrics})
+        title = f"{fields['images']:,} images"
+        tables.append(_table(_cells(metrics, _TOKENIZER_COLUMNS), title, caption=caption))
+    elif metrics is not None:
+        means, stds = (_cells(values, _GENERATOR_COLUMNS) for values in (metrics, fields["std"]))
+        cells = {name: f"{mean} ± {stds[name]}".removesuffix(" ± -") for name, mean in means.items()}
+        seeds = f" with each of {len(fields['seeds'])} seeds" if len(fields["seeds"]) > 1 else ""
+        tables.append(_table(cells, f"{fields['images']:,} images{seeds}"))
+    if "geometry" in fields:
+        table = Table(title="geometry of the codebook", box=box.SIMPLE_HEAD, show_header=False)
+        for name, value in fields["geometry"]["metrics"].items():
+            table.add_row(name.replace("_", " "), f"{value:,.4g}")
+        tables.append(table)
+    if "likelihood" in fields:
+        likelihood = fields["likelihood"]
+        columns = {name: c for name, c in _LIKELIHOOD_COLUMNS.items() if likelihood[name] is not None}
+        values = {name: likelihood[name] for name in columns}
+        title = f"{likelihood['masked_tokens']:,.0f} masked tokens, in nats per token"
+        tables.append(_table(_cells(values, columns), title))
+    return tables
+
+
+def _cells(metrics: Mapping[str, float], columns: Columns) -> dict[str, str]:
+    """Return heading and text of each column; a dash where the metric is missing."""
+    return {
+        heading: text(metrics[name]) if name in metrics else "-" for name, (heading, text) in columns.items()
+    }
+
+
+def _table(cells: Mapping[str, str], title: str, *, caption: Mapping[str, str] | None = None) -> Table:
+    """Return a table of one row."""
+    below = ", ".join(f"{heading} {text}" for heading, text in (caption or {}).items())
+    table = Table(title=title, caption=below or None, box=box.SIMPLE_HEAD)
+    for heading in cells:
+        table.add_column(heading, justify="right")
+    table.add_row(*cells.values())
+    return table

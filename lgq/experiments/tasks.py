@@ -24,7 +24,7 @@ from lgq.data.images import Subset, random_subset
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, world_size
-from lgq.evaluation import draw_extremes, evaluate_tokenizer
+from lgq.evaluation import draw_extremes
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.files import make_directory, replace_file
 from lgq.hub import run_settings
@@ -34,13 +34,12 @@ from lgq.metrics.codebook_study import draw_study, study_codebook
 from lgq.metrics.generation import evaluate_generation
 from lgq.metrics.likelihood import measure_likelihood, token_entropies
 from lgq.metrics.metric_networks import (
-    NEED_INCEPTION,
-    NEED_LPIPS,
+    LPIPS_METRICS,
+    RECONSTRUCTION_FEATURE_METRICS,
     MetricNetworks,
-    judges_at_hand,
-    judges_of_generation,
 )
-from lgq.metrics.reference import reference_of_images
+from lgq.metrics.quality import evaluate_tokenizer
+from lgq.metrics.reference import Reference
 from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer, load_tokenizer
@@ -61,7 +60,9 @@ _SHOWN_IMAGES = 8
 _SHOWN_SAMPLES = 16
 _SHOWN_SEED = 0
 _NO_NETWORKS = MetricNetworks(
-    absent=dict.fromkeys((*NEED_LPIPS, *NEED_INCEPTION), "this row is measured without networks")
+    absent=dict.fromkeys(
+        (*LPIPS_METRICS, *RECONSTRUCTION_FEATURE_METRICS), "this row is measured without networks"
+    )
 )
 
 _log = logging.getLogger(__name__)
@@ -255,12 +256,12 @@ class Context:
     @cached_property
     def networks(self) -> MetricNetworks:
         """Networks for reconstructions."""
-        return judges_at_hand(self.device)
+        return MetricNetworks.available(self.device)
 
     @cached_property
     def generation_networks(self) -> MetricNetworks:
         """Networks for generated images."""
-        return judges_of_generation(self.device)
+        return MetricNetworks.available(self.device, for_generation=True)
 
     @cached_property
     def evaluated(self) -> Subset:
@@ -431,7 +432,7 @@ def _generation_part(context: Context, task: GeneratorTask, generator: MaskGIT) 
         return common | {"metrics": {}, "std": {}, "absent": networks.absent, "fid": None}
     seeds = measuring.sampling_seeds
     _log.info("sampling %s images with each of %d seeds", f"{measuring.samples:,}", len(seeds))
-    reference = reference_of_images(
+    reference = Reference.from_images(
         context.evaluated,
         generator.image_size,
         networks.inception,

@@ -1,4 +1,4 @@
-"""How a codebook is used: counts of codes over a data set, and what they say.   k = codes."""
+"""Code usage: counts of codes over a data set, and the metrics that follow from them.   k = codes."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +10,13 @@ from torch import Tensor
 
 from lgq.checks import require_at_least, require_indices
 from lgq.distributed import sum_over_ranks
-from lgq.errors import LGQError
 from lgq.ops.numerics import entropy
 from lgq.quantizers import Quantizer
 
 
 @dataclass
 class CodeUsage:
-    """Streaming counts of codes; `update` per batch, `merge` per process, then read.
+    """Streaming counts of codes: `update` per batch, `over_ranks`, then read.
 
     Counts are integers, so the result does not depend on the order of batches or processes.
     """
@@ -25,27 +24,21 @@ class CodeUsage:
     counts: Int[Tensor, " k"]
 
     @classmethod
-    def of(cls, codebook_size: int, *, device: torch.device | str = "cpu") -> "CodeUsage":
+    def empty(cls, codebook_size: int) -> "CodeUsage":
         require_at_least(1, codebook_size=codebook_size)
-        return cls(torch.zeros(codebook_size, dtype=torch.int64, device=device))
+        return cls(torch.zeros(codebook_size, dtype=torch.int64))
 
     def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
         indices = require_indices(indices, len(self.counts))
-        self.counts += torch.bincount(indices.flatten().to(self.counts.device), minlength=len(self.counts))
-
-    def merge(self, other: "CodeUsage") -> "CodeUsage":
-        """Counts of two parts of a data set."""
-        if len(self.counts) != len(other.counts):
-            sizes = f"{len(self.counts)} and {len(other.counts)}"
-            raise LGQError(f"counts of codebooks of different sizes cannot be merged, got {sizes}.")
-        return CodeUsage(self.counts + other.counts.to(self.counts.device))
+        self.counts += torch.bincount(indices.flatten().cpu(), minlength=len(self.counts))
 
     def over_ranks(self) -> "CodeUsage":
-        """Counts of all processes."""
+        """Return the counts of all processes."""
         return CodeUsage(sum_over_ranks(self.counts))
 
     @property
     def tokens(self) -> int:
+        """Number of tokens that were counted."""
         return int(self.counts.sum())
 
     @property
@@ -64,29 +57,29 @@ class CodeUsage:
 
     @property
     def entropy(self) -> float:
-        """Of the histogram of codes, in nats."""
+        """Entropy of the histogram of codes in nats."""
         return float(entropy(self.frequencies))
 
     @property
     def perplexity(self) -> float:
-        """exp(entropy): how many codes, used alike, would be as hard to guess. 0 of no tokens."""
+        """exp(entropy): number of equally used codes that would have this entropy; 0 for no tokens."""
         return float(torch.tensor(self.entropy).double().exp()) if self.tokens else 0.0
 
     @property
     def normalized_entropy(self) -> float:
-        """Entropy over its largest value log k; 1 is uniform use. A single code counts as uniform."""
+        """Entropy divided by its largest value log k; 1 is uniform use. A codebook of one code has 1."""
         k = len(self.counts)
         return self.entropy / float(torch.tensor(k).double().log()) if k > 1 else 1.0
 
     @property
     def top_percent_mass(self) -> float:
-        """Share of the tokens that the most frequent 1% of the codes take (rounded up, one at least)."""
+        """Share of the tokens that the most frequent 1% of the codes take (rounded up, at least one code)."""
         return float(self.frequencies.topk(-(-len(self.counts) // 100)).values.sum())
 
     def norm_correlation(self, codebook: Float[Tensor, "k c"]) -> float:
         """Pearson correlation of a code's norm with the log of its count + 1.
 
-        Near 1 where codes win by size, near 0 where they win by place; nan where either is constant.
+        Near 1 where long codes win, near 0 where only the position decides; NaN where either is constant.
         """
         norms = self._norms(codebook)
         pair = torch.stack([norms, self.counts.double().log1p()])
@@ -95,9 +88,9 @@ class CodeUsage:
         return float(centred[0] @ centred[1] / lengths.prod())
 
     def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
-        """Whether dead codes are the short ones: the paper's table of norms.
+        """Return the smallest and largest norm of dead and of live codes, and `norm_correlation`.
 
-        Ranges of norms of dead and of live codes, and `norm_correlation`; what does not exist is left out.
+        A value that does not exist is left out.
         """
         norms, dead = self._norms(codebook), self.counts == 0
         values: dict[str, float] = {}
@@ -109,12 +102,12 @@ class CodeUsage:
 
     def _norms(self, codebook: Float[Tensor, "k c"]) -> Float[Tensor, " k"]:
         if len(codebook) != len(self.counts):
-            sizes = f"{len(codebook)} codes, {len(self.counts)} counts"
-            raise LGQError(f"the codebook must be the one that was counted, got {sizes}.")
-        return torch.linalg.vector_norm(codebook.detach().to(self.counts.device).double(), dim=1)
+            sizes = f"{len(codebook)} codes and {len(self.counts)} counts"
+            raise ValueError(f"the codebook must be the one whose codes were counted, got {sizes}.")
+        return torch.linalg.vector_norm(codebook.detach().cpu().double(), dim=1)
 
     def summary(self) -> dict[str, float]:
-        """The numbers a table shows."""
+        """Return the values of a results record."""
         return {
             "utilization": self.utilization,
             "perplexity": self.perplexity,
@@ -126,7 +119,7 @@ class CodeUsage:
 
 @torch.no_grad()
 def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
-    """A copy of the codes as they are now; None where none are learned."""
+    """Return a copy of the codes on the CPU; None where the codes are a fixed grid."""
     if not quantizer.learned_codes:
         return None
     codes: Any = quantizer.codebook

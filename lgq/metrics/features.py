@@ -1,18 +1,10 @@
-"""A bounded sample of features that depends on the images' numbers alone, for KID and precision and recall.
+"""Features of a set of images: mean and covariance of all, a fixed random sample, distances to another set.
 
 n = images of a batch, m = images in the sample, d = features.
 
-    sample = FeatureSample.of(10_000, dim=2048)
-    sample.update(inception(images), numbers)          # numbers: which images of the data set these are
-    features = sample.over_ranks().features
-
-A set of images as a network sees it, and how far it is from another: FID, KID, precision and recall.
-
-n = images of a batch, d = features.
-
-    ours = FeatureSet.of(2048)
-    ours.update(inception(images), numbers)                  # per batch
-    ours.over_ranks().compare(reference)                     # {"fid": ..., "kid": ..., ...}
+    features = FeatureSet.empty(2048)
+    features.update(inception(images), numbers)              # per batch; numbers: places in the data set
+    features.over_ranks().compare(reference)                 # {"fid": ..., "kid": ..., ...}
 """
 
 import hashlib
@@ -28,22 +20,27 @@ from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
-from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
 from lgq.metrics.fid import FeatureStatistics, StatisticsError
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.precision_recall import precision_recall
 from lgq.random import Stream, mix, random_bits
 
+SAMPLE = 10_000
+"""Number of images whose features are kept for KID, precision and recall."""
+
 _FREE = torch.iinfo(torch.int64).max
+_MIN_IMAGES = 2
+_NEIGHBOURS = 3
+_DTYPES = {"mean": torch.float64, "scatter": torch.float64, "order": torch.int64, "numbers": torch.int64}
 
 
 @dataclass
 class FeatureSample:
-    """The features of the `limit` images that come first in a shuffled order of their numbers.
+    """Features of at most `limit` images: those that come first in a shuffled order of their numbers.
 
-    So the sample is a fair one, and the same in whichever order, batches and processes the images come.
-    Each number is to be given once.
+    The sample is uniform, and does not depend on the order of images, batches or processes. Each number
+    must be given once.
     """
 
     seed: int
@@ -53,69 +50,48 @@ class FeatureSample:
     slots: Float32[Tensor, "limit d"]
 
     @classmethod
-    def of(cls, limit: int, *, dim: int, seed: int = 0) -> "FeatureSample":
+    def empty(cls, limit: int, *, dim: int, seed: int = 0) -> "FeatureSample":
         require_at_least(1, limit=limit, dim=dim)
         free = torch.full((limit,), _FREE)
         return cls(seed, free, torch.zeros_like(free), torch.zeros(limit, dim))
 
     def update(self, features: Float[Tensor, "n d"], numbers: Integer[Tensor, " n"]) -> None:
-        """numbers: place of each image in the data set."""
+        """Add a batch; numbers: place of each image in the data set."""
         if features.shape != (len(numbers), self.slots.shape[1]):
             expected = (len(numbers), self.slots.shape[1])
-            raise LGQError(f"expected features of shape {expected}, got {tuple(features.shape)}.")
-        numbers = numbers.cpu().long()
-        self._offer(_shuffled(numbers, self.seed), numbers, features.detach())
-
-    def _offer(
-        self, order: Int64[Tensor, " n"], numbers: Int64[Tensor, " n"], features: Float[Tensor, "n d"]
-    ) -> None:
-        limit = len(self.order)
+            raise ValueError(f"expected features of shape {expected}, got {tuple(features.shape)}.")
+        numbers, limit = numbers.cpu().long(), len(self.order)
+        order = _shuffled_places(numbers, self.seed)
         kept = torch.cat([self.order, order]).argsort(stable=True)[:limit]
-        given_up = torch.ones(limit, dtype=torch.bool)
-        given_up[kept[kept < limit]] = False
-        chosen = kept[kept >= limit] - limit
-        self.order[given_up] = order[chosen]
-        self.numbers[given_up] = numbers[chosen]
-        self.slots[given_up] = features[chosen.to(features.device)].cpu().float()
-
-    def merge(self, other: "FeatureSample") -> "FeatureSample":
-        """The sample of two parts of a data set."""
-        if (self.seed, self.slots.shape) != (other.seed, other.slots.shape):
-            raise LGQError("samples of different seed, limit or features cannot be merged.")
-        merged = FeatureSample(self.seed, self.order.clone(), self.numbers.clone(), self.slots.clone())
-        merged._offer(other.order, other.numbers, other.slots)
-        return merged
+        replaced = torch.ones(limit, dtype=torch.bool)
+        replaced[kept[kept < limit]] = False
+        added = kept[kept >= limit] - limit
+        self.order[replaced] = order[added]
+        self.numbers[replaced] = numbers[added]
+        self.slots[replaced] = features.detach()[added.to(features.device)].cpu().float()
 
     def over_ranks(self) -> "FeatureSample":
-        """The sample of all processes."""
+        """Return the sample of all processes."""
         limit = len(self.order)
-        every = stack_over_ranks(self.order).flatten()
-        kept = every.argsort(stable=True)[:limit]
-        mine = kept // limit == rank()
+        all_orders = stack_over_ranks(self.order).flatten()
+        kept = all_orders.argsort(stable=True)[:limit]
+        local = kept // limit == rank()
         slots = torch.zeros_like(self.slots)
-        slots[mine] = self.slots[kept[mine] % limit]
+        slots[local] = self.slots[kept[local] % limit]
         numbers = stack_over_ranks(self.numbers).flatten()[kept]
-        return FeatureSample(self.seed, every[kept], numbers, sum_over_ranks(slots))
+        return FeatureSample(self.seed, all_orders[kept], numbers, sum_over_ranks(slots))
 
     @property
     def features(self) -> Float32[Tensor, "m d"]:
-        """In the order of the images' numbers."""
+        """Features of the sample, in the order of the images' numbers."""
         taken = (self.order != _FREE).nonzero().squeeze(1)
         return self.slots[taken[self.numbers[taken].argsort()]]
 
 
-def _shuffled(numbers: Int64[Tensor, " n"], seed: int) -> Int64[Tensor, " n"]:
-    """Place of each number in a random order of 62 bits, below the mark of a free slot."""
+def _shuffled_places(numbers: Int64[Tensor, " n"], seed: int) -> Int64[Tensor, " n"]:
+    """Place of each number in a random order: 62 bits, so always below the mark of a free slot."""
     words = mix(numbers.numpy().astype(np.uint64) + np.uint64(random_bits(Stream.FEATURES, seed)))
     return torch.from_numpy((words >> np.uint64(2)).astype(np.int64))
-
-
-SAMPLE = 10_000
-"""Images whose features are kept for KID, precision and recall."""
-
-_LEAST_IMAGES = 2
-_NEIGHBOURS = 3
-_DTYPES = {"mean": torch.float64, "scatter": torch.float64, "order": torch.int64, "numbers": torch.int64}
 
 
 @dataclass
@@ -126,33 +102,36 @@ class FeatureSet:
     sample: FeatureSample
 
     @classmethod
-    def of(cls, dim: int, *, sample: int = SAMPLE) -> "FeatureSet":
-        """sample: images at most whose features are kept."""
-        return cls(FeatureStatistics.of(dim), FeatureSample.of(sample, dim=dim))
+    def empty(cls, dim: int, *, sample: int = SAMPLE) -> "FeatureSet":
+        """sample: largest number of images whose features are kept."""
+        return cls(FeatureStatistics.empty(dim), FeatureSample.empty(sample, dim=dim))
 
     def update(self, features: Float[Tensor, "n d"], numbers: Integer[Tensor, " n"]) -> None:
-        """numbers: place of each image in its data set."""
+        """Add a batch; numbers: place of each image in its data set."""
         self.statistics.update(features)
         self.sample.update(features, numbers)
 
     def over_ranks(self) -> "FeatureSet":
-        """Of all processes."""
+        """Return the features of all processes."""
         return FeatureSet(self.statistics.over_ranks(), self.sample.over_ranks())
 
     def compare(self, reference: "FeatureSet") -> dict[str, float]:
-        """fid of all images; kid, precision and recall of the samples; those that have images enough."""
-        mine, theirs = self.sample.features, reference.sample.features
-        images = min(len(mine), len(theirs))
+        """Return fid of all images, and kid, precision and recall of the samples.
+
+        Metrics that need more images are left out.
+        """
+        sample, reference_sample = self.sample.features, reference.sample.features
+        images = min(len(sample), len(reference_sample))
         distances: dict[str, float] = {}
-        if images >= _LEAST_IMAGES:
+        if images >= _MIN_IMAGES:
             distances["fid"] = self.statistics.gaussian().distance(reference.statistics.gaussian())
-            distances["kid"] = kernel_distance(mine, theirs)
+            distances["kid"] = kernel_distance(sample, reference_sample)
         if images > _NEIGHBOURS:
-            distances |= precision_recall(mine, theirs, neighbours=_NEIGHBOURS)._asdict()
+            distances |= precision_recall(sample, reference_sample, neighbours=_NEIGHBOURS)._asdict()
         return distances
 
     def save(self, path: Path) -> None:
-        """With a hash in front: of the features that a later comparison rests on, no bit may differ."""
+        """Write a file that begins with its own hash: later comparisons rest on every bit."""
         tensors = {
             "count": torch.tensor(self.statistics.count),
             "mean": self.statistics.mean,
@@ -174,24 +153,21 @@ class FeatureSet:
             raise StatisticsError(f"{path} cannot be read: {error.strerror or error}.") from error
         size = hashlib.sha256().digest_size
         digest, data = content[:size], bytes(content[size:])
+        way_out = "delete it, and it is computed again"
         if hashlib.sha256(data).digest() != digest:
-            raise StatisticsError(
-                f"{path} has other bytes than were written: delete it, and it is made again."
-            )
+            raise StatisticsError(f"{path} is damaged: {way_out}.")
         try:
-            return cls._of(load(data))
+            return cls._from_tensors(load(data))
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-            raise StatisticsError(
-                f"{path} holds no features ({error!s:.200}): delete it, and it is made again."
-            ) from error
+            raise StatisticsError(f"{path} holds no features ({error!s:.200}): {way_out}.") from error
 
     @classmethod
-    def _of(cls, saved: dict[str, Tensor]) -> "FeatureSet":
+    def _from_tensors(cls, saved: dict[str, Tensor]) -> "FeatureSet":
         limit, d = saved["slots"].shape
         shapes = {"mean": (d,), "scatter": (d, d), "order": (limit,), "numbers": (limit,)}
         for name, shape in shapes.items():
             if saved[name].shape != shape or saved[name].dtype != _DTYPES[name]:
-                raise LGQError(f"{name} is {saved[name].dtype} of shape {tuple(saved[name].shape)}")
+                raise ValueError(f"{name} is {saved[name].dtype} of shape {tuple(saved[name].shape)}")
         statistics = FeatureStatistics(int(saved["count"]), saved["mean"], saved["scatter"])
         sample = FeatureSample(int(saved["seed"]), saved["order"], saved["numbers"], saved["slots"].float())
         return cls(statistics, sample)

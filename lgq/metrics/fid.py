@@ -1,8 +1,8 @@
-"""Fréchet Inception Distance (Heusel et al. 2017): how far apart two sets of features are, as Gaussians.
+"""Fréchet Inception Distance (Heusel et al. 2017): distance of the Gaussians fitted to two sets of features.
 
 n = images, d = features.
 
-    statistics = FeatureStatistics.of(2048)
+    statistics = FeatureStatistics.empty(2048)
     statistics.update(inception(images))                            # per batch
     gaussian = statistics.over_ranks().gaussian()
     gaussian.save("reference.npz")                                  # mu, sigma, count
@@ -31,28 +31,28 @@ Vector = Float[Tensor, " d"] | Float[np.ndarray, " d"]
 Matrix = Float[Tensor, "d d"] | Float[np.ndarray, "d d"]
 
 _SYMMETRY_TOLERANCE = 1e-6
-_LARGEST = 2**29
+_MAX_BYTES = 2**29
 
 
 class StatisticsError(LGQError):
-    """Statistics that no distance can be taken of; the message names the rule and the way out."""
+    """Statistics that give no distance; the message names the rule and the way out."""
 
 
 def frechet_distance(mean: Vector, covariance: Matrix, mean_ref: Vector, covariance_ref: Matrix) -> float:
-    """|m - m_ref|² + tr S + tr S_ref - 2 tr (S S_ref)^½ in float64 on the CPU; never below 0."""
-    m, s = _checked(mean, covariance)
-    m_ref, s_ref = _checked(mean_ref, covariance_ref)
+    """Return |m - m_ref|² + tr S + tr S_ref - 2 tr (S S_ref)^½, in float64 on the CPU; never below 0."""
+    m, s = _check(mean, covariance)
+    m_ref, s_ref = _check(mean_ref, covariance_ref)
     if len(m) != len(m_ref):
         raise StatisticsError(
-            f"both sets need features of one network, got {len(m)} and {len(m_ref)} features: "
-            f"was the reference made with another one?"
+            f"both sets need features of the same network, got {len(m)} and {len(m_ref)} features: "
+            "make the reference with the network of the other set."
         )
-    spread = s.trace() + s_ref.trace() - 2 * _trace_of_root(s, s_ref)
+    spread = s.trace() + s_ref.trace() - 2 * _trace_of_sqrt(s, s_ref)
     return max(0.0, float((m - m_ref).square().sum() + spread))
 
 
-def _trace_of_root(a: Float64[Tensor, "d d"], b: Float64[Tensor, "d d"]) -> Float64[Tensor, ""]:
-    """tr (ab)^½ of covariances. With a = f fᵀ, ab and fᵀ b f have the same eigenvalues, besides zeros."""
+def _trace_of_sqrt(a: Float64[Tensor, "d d"], b: Float64[Tensor, "d d"]) -> Float64[Tensor, ""]:
+    """Return tr (ab)^½. With a = f fᵀ, ab and fᵀ b f have the same eigenvalues, apart from zeros."""
     (factor, rank), (factor_b, rank_b) = _cholesky(a), _cholesky(b)
     # The root turns zeros that were rounded to 1e-16 into 1e-8. The matrix of lower rank has the
     # thinner factor, with which fᵀ b f has no such zeros, and is also smaller.
@@ -64,62 +64,62 @@ def _trace_of_root(a: Float64[Tensor, "d d"], b: Float64[Tensor, "d d"]) -> Floa
 
 
 def _cholesky(s: Float64[Tensor, "d d"]) -> tuple[Float64[Tensor, "d d"], int]:
-    """The factor, and how many rows it was good for: below d, s is singular and the factor useless."""
+    """Return the factor and the rows that succeeded: below d, s is singular and the factor useless."""
     factor, failed_at = torch.linalg.cholesky_ex(s)
     return factor, int(failed_at) - 1 if failed_at else len(s)
 
 
 def _thin_factor(s: Float64[Tensor, "d d"]) -> Float64[Tensor, "d rank"]:
-    """f with f fᵀ = s, a column for each eigenvalue above rounding."""
+    """Return f with f fᵀ = s, one column per eigenvalue above rounding."""
     values, vectors = torch.linalg.eigh(s)
-    solid = values > values.max().clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
-    return vectors[:, solid] * values[solid].sqrt()
+    positive = values > values.max().clamp_min(0) * len(values) * torch.finfo(values.dtype).eps
+    return vectors[:, positive] * values[positive].sqrt()
 
 
-def _checked(mean: Vector, covariance: Matrix) -> tuple[Float64[Tensor, " d"], Float64[Tensor, "d d"]]:
+def _check(mean: Vector, covariance: Matrix) -> tuple[Float64[Tensor, " d"], Float64[Tensor, "d d"]]:
     m, s = (torch.as_tensor(x).detach().cpu().double() for x in (mean, covariance))
     if m.ndim != 1 or len(m) == 0 or s.shape != (len(m), len(m)):
         raise StatisticsError(
-            f"d features have a mean of shape (d,) and a covariance of shape (d, d), d at least 1, "
+            "statistics need a mean of shape (d,) and a covariance of shape (d, d), d at least 1, "
             f"got {tuple(m.shape)} and {tuple(s.shape)}."
         )
     if not (m.isfinite().all() and s.isfinite().all()):
-        raise StatisticsError("mean and covariance hold NaN or infinity: look at the features behind them.")
+        raise StatisticsError("mean and covariance hold NaN or infinity: check the features behind them.")
     if (s - s.T).abs().max() > _SYMMETRY_TOLERANCE * s.abs().max():
-        raise StatisticsError("the covariance is not symmetric: is this another matrix?")
+        raise StatisticsError("the covariance is not symmetric: give the covariance matrix of the features.")
     return m, s
 
 
 def _require_small(archive: zipfile.ZipFile) -> None:
-    """Before anything is unpacked: a file of zeros packs to a thousandth of its size."""
+    """Check the size before anything is unpacked: a file of zeros packs to a thousandth of its size."""
     size = sum(member.file_size for member in archive.infolist())
-    if size > _LARGEST:
-        raise StatisticsError(f"it unpacks to {size:,} bytes, more than the {_LARGEST:,} of 8,000 features")
+    if size > _MAX_BYTES:
+        raise StatisticsError(f"it unpacks to {size:,} bytes, more than the limit of {_MAX_BYTES:,}")
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A set of images as FID sees it."""
+    """Gaussian fitted to the features of a set of images."""
 
     mean: Float64[Tensor, " d"]
     covariance: Float64[Tensor, "d d"]
-    """Sums divided by n - 1."""
+    """Covariance with divisor n - 1."""
     count: int | None = None
-    """Images that it was fitted to; None where a file does not say."""
+    """Number of images; None where a file does not say."""
 
     def distance(self, reference: "Gaussian") -> float:
         return frechet_distance(self.mean, self.covariance, reference.mean, reference.covariance)
 
     @property
     def sha256(self) -> str:
-        """Of the numbers, to name a reference set in a record."""
+        """Hash of the numbers, which identifies a reference set in a record."""
         digest = hashlib.sha256()
         for part in (self.mean, self.covariance):
             digest.update(part.cpu().numpy().astype("<f8").tobytes())
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """As an .npz file with the usual names `mu` and `sigma`, and `count` where it is known."""
+        """Write an .npz file with the usual names `mu` and `sigma`, and `count` if it is not None."""
         arrays = {"mu": self.mean.cpu().numpy(), "sigma": self.covariance.cpu().numpy()}
         if self.count is not None:
             arrays["count"] = np.array(self.count, dtype=np.int64)
@@ -130,29 +130,31 @@ class Gaussian:
 
     @classmethod
     def load(cls, path: str | Path) -> "Gaussian":
-        """From an .npz file with `mu` and `sigma`, of this or another program."""
+        """Read an .npz file with `mu` and `sigma`, from this or another program."""
         try:
-            # NumPy warns of headers that it finds strange; what they say is checked below.
+            # NumPy warns about unusual headers; their content is checked below.
             with (
                 warnings.catch_warnings(action="ignore"),
                 open(path, "rb") as file,
                 np.load(file, allow_pickle=False) as arrays,
             ):
                 _require_small(arrays.zip)
-                mean, covariance = _checked(arrays["mu"], arrays["sigma"])
+                mean, covariance = _check(arrays["mu"], arrays["sigma"])
                 return cls(mean, covariance, int(arrays["count"]) if "count" in arrays else None)
         except FileNotFoundError:
             raise StatisticsError(f"{path} does not exist: make it with `Gaussian.save`.") from None
         except Exception as error:  # damaged files make NumPy raise nearly anything
-            raise StatisticsError(f"{path} is no .npz file with `mu` and `sigma`: {error!s:.300}") from error
+            raise StatisticsError(
+                f"{path} is not an .npz file with `mu` and `sigma`: {error!s:.300}"
+            ) from error
 
 
 @dataclass
 class FeatureStatistics:
-    """Streaming mean and covariance in float64; `update` per batch, `merge` or `over_ranks`, then read.
+    """Streaming mean and covariance in float64: `update` per batch, `over_ranks`, then `gaussian`.
 
-    Parts are centred before they are multiplied (Chan, Golub, LeVeque 1983), so that features far from
-    zero lose no digits, and the order of batches and processes matters to float rounding only.
+    Batches are centred before they are multiplied (Chan, Golub, LeVeque 1983), so that features far from
+    zero lose no digits. The order of batches and processes changes float rounding only.
     """
 
     count: int
@@ -161,21 +163,21 @@ class FeatureStatistics:
     """Sum of (x - mean)(x - mean)ᵀ."""
 
     @classmethod
-    def of(cls, dim: int, *, device: torch.device | str = "cpu") -> "FeatureStatistics":
+    def empty(cls, dim: int) -> "FeatureStatistics":
         require_at_least(1, dim=dim)
-        zeros = torch.zeros(dim, dtype=torch.float64, device=device)
+        zeros = torch.zeros(dim, dtype=torch.float64)
         return cls(0, zeros, zeros.new_zeros(dim, dim))
 
     def update(self, features: Float[Tensor, "n d"]) -> None:
         if features.ndim != 2 or features.shape[1] != len(self.mean):
-            raise StatisticsError(
+            raise ValueError(
                 f"expected features of shape (n, {len(self.mean)}), got {tuple(features.shape)}."
             )
         if not features.isfinite().all():
-            raise StatisticsError("features hold NaN or infinity: look at the images they were made of.")
+            raise StatisticsError("features hold NaN or infinity: check the images they were computed from.")
         if len(features) == 0:
             return
-        rows = features.detach().to(self.mean.device).double()
+        rows = features.detach().cpu().double()
         total = self.count + len(rows)
         centre = rows.mean(0)
         shift = centre - self.mean
@@ -185,28 +187,13 @@ class FeatureStatistics:
         self.mean = self.mean + shift * (len(rows) / total)
         self.count = total
 
-    def merge(self, other: "FeatureStatistics") -> "FeatureStatistics":
-        """Statistics of two parts of a data set."""
-        if len(self.mean) != len(other.mean):
-            sizes = f"{len(self.mean)} and {len(other.mean)}"
-            raise StatisticsError(f"statistics of different networks cannot be merged, got {sizes} features.")
-        count = self.count + other.count
-        other_mean, other_scatter = other.mean.to(self.mean.device), other.scatter.to(self.mean.device)
-        mean = (self.mean * self.count + other_mean * other.count) / max(count, 1)
-        scatter = self._scatter_around(mean) + other_scatter
-        return FeatureStatistics(
-            count, mean, scatter + other.count * (other_mean - mean).outer(other_mean - mean)
-        )
-
     def over_ranks(self) -> "FeatureStatistics":
-        """Statistics of all processes."""
+        """Return the statistics of all processes."""
         count = int(sum_over_ranks(torch.tensor(self.count)))
         mean = sum_over_ranks(self.mean * self.count) / max(count, 1)
-        return FeatureStatistics(count, mean, sum_over_ranks(self._scatter_around(mean)))
-
-    def _scatter_around(self, centre: Float64[Tensor, " d"]) -> Float64[Tensor, "d d"]:
-        shift = self.mean - centre
-        return self.scatter + self.count * shift.outer(shift)
+        shift = self.mean - mean
+        scatter_around_mean = self.scatter + self.count * shift.outer(shift)
+        return FeatureStatistics(count, mean, sum_over_ranks(scatter_around_mean))
 
     def gaussian(self) -> Gaussian:
         if self.count < 2:

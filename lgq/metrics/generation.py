@@ -1,15 +1,15 @@
-"""How good is a generator? gFID, KID, precision, recall and Inception Score of images that it draws.
+"""Quality of a generator: gFID, KID, precision, recall and Inception Score of generated images.
 
-b = images of a batch, s = their side in pixels, p = images to look at.
+b = images of a batch, s = their side in pixels, p = images for the picture.
 
-    judges = judges_of_generation(device)
-    reference = reference_of_images(data, 256, judges.inception, device)        # or reference_of_file(path)
-    evaluation = evaluate_generation(draw, 1000, reference, judges, device=device)
+    networks = MetricNetworks.available(device, for_generation=True)
+    reference = Reference.from_images(data, 256, networks.require_inception(), device)
+    evaluation = evaluate_generation(generate, 1000, reference, networks, device=device)
     evaluation.metrics["gfid"], evaluation.std["gfid"], evaluation.absent
 
-Image i has class i modulo the number of classes. The images are numbered through and cut into batches,
-which processes take by turns, and `batch_seed` gives each batch a seed of its own. So the images belong to
-the sampling seed and the batch size, whoever draws them. Of none more is kept than features.
+Image i has class i modulo the number of classes. Images are numbered and cut into batches, which processes
+take in turn, and each batch has a seed of its own (`batch_seed`). So the images depend on the sampling seed
+and the batch size, and not on the number of processes. Only features are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,60 +25,58 @@ from lgq.checks import require_at_least
 from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.features import SAMPLE, FeatureSet
-from lgq.metrics.fid import StatisticsError
 from lgq.metrics.inception_score import InceptionScore
-from lgq.metrics.metric_networks import NEED_CLASSIFIER, NEED_FEATURES, MetricNetworks
+from lgq.metrics.metric_networks import CLASSIFIER_METRICS, GENERATION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.quality import Images
-from lgq.metrics.reference import RealImages
+from lgq.metrics.reference import Reference
 from lgq.models.inception import CLASSES, FEATURES, InceptionV3
 from lgq.progress import Progress, unwatched
 from lgq.random import SAMPLING_BATCH, batch_seed
-from lgq.weights import WeightsError
 
-Draw = Callable[[Int64[Tensor, " b"], int], Images]
-"""Classes and a seed to an image of each of them, in [-1, 1]; the same whenever the arguments are."""
+Generate = Callable[[Int64[Tensor, " b"], int], Images]
+"""Function from classes and a seed to one image per class in [-1, 1]; same arguments, same images."""
 
 PICTURES = 16
-"""Images that are handed back, to look at."""
+"""Number of images that are returned for a picture."""
 SPLITS = 10
-"""Of Inception Score."""
+"""Number of splits of Inception Score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationEvaluation:
-    """What an evaluation found, over all processes."""
+    """Results of `evaluate_generation`, over all processes."""
 
     metrics: dict[str, float]
     """gfid, kid, precision, recall and inception_score: means over the sampling seeds."""
     std: dict[str, float]
-    """Their sample standard deviations (divided by n - 1) over n seeds; empty of one seed."""
+    """Sample standard deviations (divisor n - 1) over n seeds; empty for one seed."""
     seeds: list[dict[str, float]]
-    """The metrics of each seed, with the `seed` itself."""
+    """Metrics of each seed, with the `seed` itself."""
     images: int
-    """That were drawn with each seed."""
+    """Number of images generated with each seed."""
     batch_size: int
     classes: dict[str, int]
-    """Their `number`, and how many images the rarest (`fewest`) and the most frequent (`most`) have."""
+    """`number` of classes, and images of the rarest (`fewest`) and of the most frequent one (`most`)."""
     absent: dict[str, str]
-    """Metrics that were not taken, and why."""
+    """Metrics that were not computed, each with the reason."""
     fid: dict[str, Any]
-    """The conventions behind gfid, kid, precision and recall."""
+    """Conventions behind gfid, kid, precision and recall."""
     inception_score: dict[str, Any] | None
-    """Those behind inception_score; none where it is absent."""
+    """Conventions behind inception_score; None where it is absent."""
     pictures: Float[Tensor, "p 3 s s"]
-    """The first images of the first seed, one class after the other, on the CPU of every process."""
+    """First images of the first seed, in the order of their classes, on the CPU of every process."""
 
     def record(self) -> dict[str, Any]:
-        """Its part of a results record (`lgq.results`)."""
+        """Return the part of a results record (`lgq.results`)."""
         return {name: value for name, value in vars(self).items() if name != "pictures"}
 
 
 @torch.no_grad()
 def evaluate_generation(
-    draw: Draw,
+    generate: Generate,
     classes: int,
-    reference: RealImages,
-    judges: MetricNetworks,
+    reference: Reference,
+    networks: MetricNetworks,
     *,
     samples: int = 50_000,
     seeds: Sequence[int] = (0, 1, 2, 3),
@@ -86,160 +84,133 @@ def evaluate_generation(
     device: torch.device,
     on_progress: Progress = unwatched,
 ) -> GenerationEvaluation:
-    """samples: images to draw with each sampling seed; on_progress counts those of all seeds."""
+    """Generate `samples` images with each sampling seed and measure them; progress counts all seeds."""
     require_at_least(1, classes=classes)
-    require_drawable(samples, seeds, batch_size)
-    inception = require_comparable(reference, judges)
-    each: list[dict[str, float]] = []
+    require_sample_plan(samples, seeds, batch_size)
+    inception = networks.require_inception()
+    reference.require_comparable(inception)
+    results: list[dict[str, float]] = []
     pictures = torch.empty(0)
     for turn, seed in enumerate(seeds):
-        drawn = _Drawn.of(inception, judges.classifier, samples)
-        for position in _fill(drawn, draw, classes, seed, batch_size, device):
+        accumulator = _SampleMetrics.empty(inception, networks.classifier, samples)
+        for position in _generate_all(accumulator, generate, classes, seed, batch_size, device):
             on_progress(turn * samples + position, len(seeds) * samples)
-        each.append(drawn.metrics(reference))
-        pictures = pictures if turn else drawn.pictures()
+        results.append(accumulator.metrics(reference))
+        pictures = pictures if turn else accumulator.pictures()
+    values = {name: [result[name] for result in results] for name in results[0]}
     return GenerationEvaluation(
-        **_over_seeds(seeds, each),
+        metrics={name: fmean(by_seed) for name, by_seed in values.items()},
+        std={name: stdev(by_seed) for name, by_seed in values.items()} if len(seeds) > 1 else {},
+        seeds=[{"seed": seed} | result for seed, result in zip(seeds, results, strict=True)],
         images=samples,
         batch_size=batch_size,
         classes={"number": classes, "fewest": samples // classes, "most": -(-samples // classes)},
-        absent=_absent(each[0], samples, reference, judges),
+        absent=_absent(results[0], samples, reference, networks),
         fid=_fid_conventions(inception, reference, samples, image_size=pictures.shape[-1]),
-        inception_score=_score_conventions(judges) if "inception_score" in each[0] else None,
+        inception_score=_score_conventions(networks) if "inception_score" in results[0] else None,
         pictures=pictures,
     )
 
 
-def require_drawable(samples: int, seeds: Sequence[int], batch_size: int) -> None:
-    """Refuse what no evaluation can draw; for callers that have real images to read before it."""
+def require_sample_plan(samples: int, seeds: Sequence[int], batch_size: int) -> None:
+    """Check numbers that `evaluate_generation` needs, for callers with long work before it."""
     require_at_least(1, batch_size=batch_size)
-    require_at_least(2, samples=samples)
+    require_at_least(2, images=samples)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise LGQError(f"sampling seeds must be one or more, each another, got {list(seeds)}.")
+        raise LGQError(f"sampling seeds must be one or more different numbers, got {list(seeds)}.")
 
 
-def require_comparable(reference: RealImages, judges: MetricNetworks) -> InceptionV3:
-    """Before hours of drawing: can the images be compared? Returns the network that does."""
-    inception = require_inception(judges)
-    found = len(reference.gaussian.mean)
-    if found != FEATURES:
-        raise StatisticsError(
-            f"{reference.name} has {found:,} features an image, and Inception has {FEATURES:,}: "
-            "take statistics of the Inception of FID."
-        )
-    if reference.convention not in (None, inception.convention):
-        raise StatisticsError(
-            f"the features of {reference.name} are of {reference.convention}, and those of the generated "
-            f"images would be of {inception.convention}: make the reference with the same network."
-        )
-    return inception
-
-
-def require_inception(judges: MetricNetworks) -> InceptionV3:
-    """Refuse judges without the network that everything is compared by."""
-    if judges.inception is None:
-        reason = judges.absent.get("gfid", "these judges lack Inception.")
-        raise WeightsError(f"there is nothing to judge generated images by: {reason}")
-    return judges.inception
-
-
-def _fill(
-    drawn: "_Drawn", draw: Draw, classes: int, seed: int, batch_size: int, device: torch.device
+def _generate_all(
+    accumulator: "_SampleMetrics",
+    generate: Generate,
+    classes: int,
+    seed: int,
+    batch_size: int,
+    device: torch.device,
 ) -> Iterator[int]:
-    """Draw this process's images of a seed; tells after each batch how many all processes then have."""
-    everyone = batch_size * world_size()
-    for start in range(0, drawn.samples, everyone):
+    """Generate this process's images of a seed; yields after each batch how many all processes have."""
+    samples, global_batch = accumulator.samples, batch_size * world_size()
+    for start in range(0, samples, global_batch):
         first = start + rank() * batch_size
-        if first < drawn.samples:
-            numbers = torch.arange(first, min(first + batch_size, drawn.samples))
-            images = draw((numbers % classes).to(device), batch_seed(seed, first))
-            drawn.update(images.to(device), numbers)
-            yield min(start + everyone, drawn.samples)
+        if first < samples:
+            numbers = torch.arange(first, min(first + batch_size, samples))
+            images = generate((numbers % classes).to(device), batch_seed(seed, first))
+            accumulator.update(images.to(device), numbers)
+            yield min(start + global_batch, samples)
 
 
 @dataclass
-class _Drawn:
-    """What is kept of the images of a sampling seed, in this process."""
+class _SampleMetrics:
+    """Streaming metrics of the images of one sampling seed: `update` per batch, then `metrics`."""
 
     inception: InceptionV3
     classifier: InceptionV3 | None
     samples: int
     features: FeatureSet
-    scores: InceptionScore | None
-    shown: dict[int, Float[Tensor, "3 s s"]] = field(default_factory=dict)
+    score: InceptionScore | None
+    first_images: dict[int, Float[Tensor, "3 s s"]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, inception: InceptionV3, classifier: InceptionV3 | None, samples: int) -> "_Drawn":
-        features = FeatureSet.of(FEATURES, sample=min(SAMPLE, samples))
+    def empty(cls, inception: InceptionV3, classifier: InceptionV3 | None, samples: int) -> "_SampleMetrics":
+        features = FeatureSet.empty(FEATURES, sample=min(SAMPLE, samples))
         has_score = classifier is not None and samples >= SPLITS
-        scores = InceptionScore.of(CLASSES, splits=SPLITS) if has_score else None
-        return cls(inception, classifier, samples, features, scores)
+        score = InceptionScore.empty(CLASSES, splits=SPLITS) if has_score else None
+        return cls(inception, classifier, samples, features, score)
 
     def update(self, images: Images, numbers: Int64[Tensor, " b"]) -> None:
         features = self.inception(images)
         self.features.update(features, numbers)
-        if self.classifier is not None and self.scores is not None:
+        if self.classifier is not None and self.score is not None:
             if self.classifier is not self.inception:
                 features = self.classifier(images)
-            # Consecutive splits, as published: every tenth image of classes that take turns would be
-            # of every tenth class, and the score of so few classes is lower.
-            self.scores.update(self.classifier.logits(features), numbers * SPLITS // self.samples)
+            # Consecutive splits, as published: as classes take turns, every tenth image would be of every
+            # tenth class, and the score of so few classes is lower.
+            self.score.update(self.classifier.logits(features), numbers * SPLITS // self.samples)
         for number, image in zip(numbers.tolist(), images, strict=True):
             if number < PICTURES:
-                self.shown[number] = image.cpu().float()
+                self.first_images[number] = image.cpu().float()
 
-    def metrics(self, reference: RealImages) -> dict[str, float]:
-        """Of the images of all processes."""
+    def metrics(self, reference: Reference) -> dict[str, float]:
+        """Return the metrics of the images of all processes."""
         features = self.features.over_ranks()
         if reference.features is None:
             values = {"gfid": features.statistics.gaussian().distance(reference.gaussian)}
         else:
             distances = features.compare(reference.features)
             values = {"gfid" if name == "fid" else name: value for name, value in distances.items()}
-        if self.scores is not None:
-            values["inception_score"] = self.scores.over_ranks().compute().mean
+        if self.score is not None:
+            values["inception_score"] = self.score.over_ranks().compute()
         return values
 
     def pictures(self) -> Float[Tensor, "p 3 s s"]:
-        """Of all processes, one of which may have drawn nothing."""
-        side = self.shown[0].shape[-1] if rank() == 0 else 0
+        """Return the first images of all processes, some of which may have generated none."""
+        side = self.first_images[0].shape[-1] if rank() == 0 else 0
         side = int(broadcast_from_first(torch.tensor(side)))
         pictures = torch.zeros(min(PICTURES, self.samples), 3, side, side)
-        for number, image in self.shown.items():
+        for number, image in self.first_images.items():
             pictures[number] = image
         return sum_over_ranks(pictures)
 
 
-def _over_seeds(seeds: Sequence[int], each: list[dict[str, float]]) -> dict[str, Any]:
-    """Means, deviations, and the values behind them."""
-    values = {name: [one[name] for one in each] for name in each[0]}
-    return {
-        "metrics": {name: fmean(found) for name, found in values.items()},
-        "std": {name: stdev(found) for name, found in values.items()} if len(each) > 1 else {},
-        "seeds": [{"seed": seed} | one for seed, one in zip(seeds, each, strict=True)],
-    }
-
-
 def _absent(
-    metrics: dict[str, float], samples: int, reference: RealImages, judges: MetricNetworks
+    metrics: dict[str, float], samples: int, reference: Reference, networks: MetricNetworks
 ) -> dict[str, str]:
-    absent: dict[str, str] = {}
-    missing = [name for name in NEED_FEATURES if name not in metrics]
     if reference.features is None:
-        reason = f"{reference.name} holds a mean and a covariance alone: compare with images instead."
+        reason = f"{reference.name} holds only a mean and a covariance: compare with images instead."
     else:
         images = min(samples, reference.features.statistics.count)
-        reason = f"{images} images are too few for it: take 4 or more."
-    absent |= dict.fromkeys(missing, reason)
-    for name in (name for name in NEED_CLASSIFIER if name not in metrics):
-        too_few = f"{samples} images are too few for it: take {SPLITS} or more."
-        without = judges.absent.get(name, "these judges lack a classifier.")
-        absent[name] = too_few if judges.classifier is not None else without
+        reason = f"{images} images are too few: take 4 or more."
+    absent = {name: reason for name in GENERATION_FEATURE_METRICS if name not in metrics}
+    for name in CLASSIFIER_METRICS:
+        if name not in metrics and networks.classifier is not None:
+            absent[name] = f"{samples} images are too few: take {SPLITS} or more."
+        elif name not in metrics:
+            absent[name] = networks.absent.get(name, "no Inception with a classifier was given.")
     return absent
 
 
 def _fid_conventions(
-    inception: InceptionV3, reference: RealImages, samples: int, *, image_size: int
+    inception: InceptionV3, reference: Reference, samples: int, *, image_size: int
 ) -> dict[str, Any]:
     kept = reference.features
     return asdict(inception.convention) | {
@@ -255,6 +226,6 @@ def _fid_conventions(
     }
 
 
-def _score_conventions(judges: MetricNetworks) -> dict[str, Any]:
-    assert judges.classifier is not None
-    return asdict(judges.classifier.convention) | {"splits": f"{SPLITS}, consecutive"}
+def _score_conventions(networks: MetricNetworks) -> dict[str, Any]:
+    assert networks.classifier is not None
+    return asdict(networks.classifier.convention) | {"splits": f"{SPLITS}, consecutive"}

@@ -1,4 +1,7 @@
-"""Networks that judge images, of the weights that are here; a metric without its weights is absent."""
+"""Networks behind metrics: LPIPS, and Inception for features and class probabilities.
+
+A metric whose weights are not on this machine is absent, by name and with the reason. Nothing is downloaded.
+"""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,81 +16,93 @@ from lgq.weights import WeightsError
 
 Network = TypeVar("Network", bound=nn.Module)
 
-NEED_LPIPS = ("lpips", "reconstruction_loss")
-NEED_INCEPTION = ("rfid", "kid", "precision", "recall")
-NEED_FEATURES = ("gfid", "kid", "precision", "recall")
-"""Of generated images."""
-NEED_CLASSIFIER = ("inception_score",)
+LPIPS_METRICS = ("lpips", "reconstruction_loss")
+RECONSTRUCTION_FEATURE_METRICS = ("rfid", "kid", "precision", "recall")
+GENERATION_FEATURE_METRICS = ("gfid", "kid", "precision", "recall")
+CLASSIFIER_METRICS = ("inception_score",)
 
 
 @dataclass(frozen=True)
 class MetricNetworks:
-    """Of which each may be missing."""
+    """LPIPS and Inception; None where one is missing."""
 
     lpips: LPIPS | None = None
     inception: InceptionV3 | None = None
+    """Features for FID, KID, precision and recall."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Metrics that cannot be taken here, with the reason and the command that changes it."""
+    """Metrics that cannot be computed, each with the reason and the command that changes it."""
     classifier: InceptionV3 | None = None
-    """Inception with its classifier, for Inception Score; where its features are those of `inception`, it
-    is the same object, and images pass one network."""
+    """Inception with its classifier, for Inception Score. It is the same object as `inception` where both
+    have the same features, so that one forward pass serves both."""
+
+    @classmethod
+    def available(cls, device: torch.device, *, for_generation: bool = False) -> "MetricNetworks":
+        """Load the networks whose weights are in the cache; every process must find the same ones.
+
+        for_generation: those for generated images (Inception for features and classes) in place of those
+            for reconstructions (LPIPS and Inception).
+        """
+        networks = _for_generation(device) if for_generation else _for_reconstruction(device)
+        return networks.require_on_all_ranks()
+
+    def require_on_all_ranks(self) -> "MetricNetworks":
+        """Return these networks; an error where another process has others, and would wait forever."""
+        present = torch.tensor([x is not None for x in (self.lpips, self.inception, self.classifier)])
+        if not (stack_over_ranks(present.long()) == present).all():
+            raise WeightsError(
+                "processes find different weights: run `lgq weights fetch` on every machine, or let "
+                "LGQ_CACHE name a directory that all of them share."
+            )
+        return self
+
+    def require_inception(self) -> InceptionV3:
+        """Return Inception, without which generated images cannot be measured."""
+        if self.inception is None:
+            reason = self.absent.get("gfid", "no Inception was given.")
+            raise WeightsError(f"generated images cannot be measured: {reason}")
+        return self.inception
 
 
-def judges_at_hand(device: torch.device) -> MetricNetworks:
-    """Those whose weights are in the cache, on a device; nothing is downloaded."""
+def on_device(network: Network, device: torch.device) -> Network:
+    """Move a network, in the layout that takes about 30% less time on a CPU (rounding: see `InceptionV3`)."""
+    moved: Network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return moved
+
+
+def _for_reconstruction(device: torch.device) -> MetricNetworks:
     absent: dict[str, str] = {}
     lpips = inception = None
     try:
-        lpips = placed(LPIPS.pretrained(), device)
+        lpips = on_device(LPIPS.pretrained(), device)
     except WeightsError as error:
-        absent |= dict.fromkeys(NEED_LPIPS, str(error))
+        absent |= dict.fromkeys(LPIPS_METRICS, str(error))
     try:
-        inception = placed(InceptionV3.pretrained(), device)
+        inception = on_device(InceptionV3.pretrained(), device)
     except WeightsError as error:
-        absent |= dict.fromkeys(NEED_INCEPTION, str(error))
-    return agreed(MetricNetworks(lpips, inception, absent))
+        absent |= dict.fromkeys(RECONSTRUCTION_FEATURE_METRICS, str(error))
+    return MetricNetworks(lpips, inception, absent)
 
 
-def judges_of_generation(device: torch.device) -> MetricNetworks:
-    """What generated images are judged by, likewise: Inception for features, and for classes.
-
-    The weights with the classifier serve for both where they are alone here, or where their features are
-    equal bit for bit to those of FID; then they go by the name of the latter.
-    """
+def _for_generation(device: torch.device) -> MetricNetworks:
+    """The weights with the classifier serve for both where they are the only ones, or where their features
+    equal those of FID in every bit. In the second case they keep the name of the latter in records."""
     absent: dict[str, str] = {}
     features = classifier = None
     try:
-        features = placed(InceptionV3.pretrained(), device)
+        features = on_device(InceptionV3.pretrained(), device)
     except WeightsError as error:
-        absent |= dict.fromkeys(NEED_FEATURES, str(error))
+        absent |= dict.fromkeys(GENERATION_FEATURE_METRICS, str(error))
     try:
-        classifier = placed(InceptionV3.pretrained(classifier=True), device)
+        classifier = on_device(InceptionV3.pretrained(classifier=True), device)
     except WeightsError as error:
-        absent |= dict.fromkeys(NEED_CLASSIFIER, str(error))
+        absent |= dict.fromkeys(CLASSIFIER_METRICS, str(error))
     if classifier is None or (features is not None and not _same_features(features, classifier)):
-        return agreed(MetricNetworks(None, features, absent, classifier))
+        return MetricNetworks(None, features, absent, classifier)
     if features is not None:
         classifier.convention = features.convention
-    return agreed(MetricNetworks(None, classifier, {}, classifier))
+    return MetricNetworks(None, classifier, {}, classifier)
 
 
-def placed(network: Network, device: torch.device) -> Network:
-    """On a device, in the layout in which a CPU takes about 30% less time; see `InceptionV3` on rounding."""
-    placed_there: Network = network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return placed_there
-
-
-def agreed(judges: MetricNetworks) -> MetricNetworks:
-    """These judges, which all processes must have: where one lacks a network, the others wait for it."""
-    here = torch.tensor([x is not None for x in (judges.lpips, judges.inception, judges.classifier)])
-    if not (stack_over_ranks(here.long()) == here).all():
-        raise WeightsError(
-            "processes differ in the weights that they find: run `lgq weights fetch` on every machine, or "
-            "let LGQ_CACHE name a directory that all of them share."
-        )
-    return judges
-
-
-def _same_features(one: InceptionV3, other: InceptionV3) -> bool:
-    pairs = zip(one.network.buffers(), other.network.buffers(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
+def _same_features(a: InceptionV3, b: InceptionV3) -> bool:
+    pairs = zip(a.network.buffers(), b.network.buffers(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)

@@ -1,9 +1,9 @@
-"""Precision and recall of images (Kynkäänniemi et al. 2019): fidelity and variety, told apart.
+"""Precision and recall of images (Kynkäänniemi et al. 2019): fidelity and variety as two numbers.
 
-n = images, m = images of the reference, d = features, t = images of a tile.
+n = images, m = reference images, d = features, t = images per tile.
 
-The manifold of a set is the union of balls around its images, each as wide as the distance to the
-k-th nearest other image of the set.
+The manifold of a set is the union of balls around its images. The radius of a ball is the distance to the
+k-th nearest neighbour within the set.
 """
 
 from typing import NamedTuple
@@ -13,31 +13,30 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.errors import LGQError
 from lgq.ops.numerics import row_tiles
 
 
 class PrecisionRecall(NamedTuple):
     precision: float
-    """Share of the images that lie on the manifold of the reference."""
+    """Share of the images on the manifold of the reference."""
     recall: float
-    """Share of the reference that lies on the manifold of the images."""
+    """Share of the reference images on the manifold of the images."""
 
 
 def precision_recall(
     features: Float[Tensor, "n d"], features_ref: Float[Tensor, "m d"], *, neighbours: int = 3
 ) -> PrecisionRecall:
-    """Costs (n + m)² d multiplications; distances are kept for a tile of images only."""
+    """Costs (n + m)² d multiplications; only the distances of one tile of images are in memory."""
     require_at_least(1, neighbours=neighbours)
     smaller = min(len(features), len(features_ref))
     if smaller <= neighbours:
         rule = f"{neighbours} neighbours need {neighbours + 1} images or more of both sets"
-        raise LGQError(f"{rule}, got {smaller}.")
+        raise ValueError(f"{rule}, got {smaller}.")
     if features.shape[1] != features_ref.shape[1]:
         sizes = f"{features.shape[1]} and {features_ref.shape[1]}"
-        raise LGQError(f"both sets need features of one network, got {sizes} features.")
+        raise ValueError(f"both sets need features of the same network, got {sizes} features.")
     x, y = features.double(), features_ref.to(features.device).double()
-    # Distances stay, and lose fewer digits to large common values.
+    # Distances do not change, and lose fewer digits where all features share a large offset.
     centre = y.mean(0)
     x, y = x - centre, y - centre
     x_radii, y_radii = _squared_radii(x, neighbours), _squared_radii(y, neighbours)
@@ -50,7 +49,7 @@ def precision_recall(
 
 
 def _squared_radii(x: Float64[Tensor, "n d"], neighbours: int) -> Float64[Tensor, " n"]:
-    """To the k-th nearest of the others."""
+    """Squared distance of each image to its k-th nearest neighbour."""
     radii = []
     for rows in row_tiles(len(x), len(x)):
         distances = _squared_distances(x[rows], x)

@@ -1,127 +1,187 @@
-"""What reconstructions are judged by, batch by batch: pixels, LPIPS, Inception features, use of codes.
+"""Quality of a tokenizer: pixels, LPIPS, Inception features and code usage, in one pass over a data set.
 
 b = images, s = their side in pixels.
 
-    quality = TokenizerQuality.of(judges, codebook_size=1024, images=len(dataset))
-    quality.update(images, reconstructions, codes, numbers)             # per batch
-    quality.over_ranks().metrics()
+    networks = MetricNetworks.available(device)
+    evaluation = evaluate_tokenizer(tokenizer, open_dataset("photos"), networks, image_size=256)
+    evaluation.metrics["psnr"], evaluation.metrics["rfid"], evaluation.absent
+
+Under torchrun each process takes a share of the images, and the result is that of one process to rounding.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from lgq.distributed import sum_over_ranks
+from lgq.data import DataError, ImageDataset, ImageLoader
+from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.features import SAMPLE, FeatureSet
-from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.reconstruction import ReconstructionQuality
+from lgq.metrics.reference import CachedFeatures, evaluation_loader
+from lgq.models import in_eval_mode
 from lgq.models.inception import FEATURES
+from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
 Images = Float[Tensor, "b 3 s s"]
 Codes = Int[Tensor, "b *tokens"]
 
+Reconstruct = Callable[[Images], tuple[Images, Codes]]
+"""Function from images to reconstructions in [-1, 1] and the indices of their codes."""
+
 
 @dataclass
 class TokenizerQuality:
-    """Streaming: `update` per batch, `over_ranks` for all processes, then `metrics`."""
+    """Streaming metrics of reconstructions: `update` per batch, `over_ranks`, then `metrics`."""
 
-    judges: MetricNetworks
+    networks: MetricNetworks
     usage: CodeUsage
     features: FeatureSet | None = None
-    """Of the reconstructions; none without Inception, as `originals`."""
-    originals: FeatureSet | None = None
-    """Of the images themselves."""
-    originals_known: bool = False
-    """From an earlier evaluation; else they are collected along the way."""
-    inspected: Int64[Tensor, " n"] | None = None
-    """Numbers of the images that pass Inception; None for all."""
+    """Features of the reconstructions; None without Inception, as `reference`."""
+    reference: FeatureSet | None = None
+    """Features of the images themselves."""
+    reference_is_given: bool = False
+    """Whether `reference` comes from an earlier evaluation; otherwise it is collected along the way."""
+    feature_images: Int64[Tensor, " n"] | None = None
+    """Numbers of the images whose features are compared; None for all."""
     pixels: ReconstructionQuality = field(default_factory=ReconstructionQuality)
-    perceptual: Float64[Tensor, ""] = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    lpips_sum: Float64[Tensor, ""] = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     @classmethod
-    def of(
+    def empty(
         cls,
-        judges: MetricNetworks,
+        networks: MetricNetworks,
         codebook_size: int,
         *,
         images: int,
-        known: FeatureSet | None = None,
-        inspected: Int64[Tensor, " n"] | None = None,
+        reference: FeatureSet | None = None,
+        feature_images: Int64[Tensor, " n"] | None = None,
     ) -> "TokenizerQuality":
-        """images: that are to come at most.
+        """images: largest number of images to come, over all processes.
 
-        known: the features of all of them, or of the inspected ones.
-        inspected: numbers of those whose features are compared; None for all.
+        reference: features of the images from an earlier evaluation, which saves half of Inception's work.
+        feature_images: numbers of the images whose features are compared; None for all.
         """
-        usage = CodeUsage.of(codebook_size)
-        if judges.inception is None:
-            return cls(judges, usage)
-        sample = min(SAMPLE, images if inspected is None else len(inspected))
-        originals = known or FeatureSet.of(FEATURES, sample=sample)
-        features = FeatureSet.of(FEATURES, sample=sample)
-        return cls(judges, usage, features, originals, known is not None, inspected)
+        usage = CodeUsage.empty(codebook_size)
+        if networks.inception is None:
+            return cls(networks, usage)
+        sample = min(SAMPLE, images if feature_images is None else len(feature_images))
+        features = FeatureSet.empty(FEATURES, sample=sample)
+        collected = reference or FeatureSet.empty(FEATURES, sample=sample)
+        return cls(networks, usage, features, collected, reference is not None, feature_images)
 
     @torch.no_grad()
     def update(
         self, images: Images, reconstructions: Images, codes: Codes, numbers: Int[Tensor, " b"]
     ) -> Float[Tensor, " b"]:
-        """numbers: place of each image in the data set. Returns the PSNR of each."""
+        """Add a batch and return the PSNR of each image; numbers: place of each image in the data set."""
         self.usage.update(codes)
-        if self.judges.lpips is not None:
-            self.perceptual += self.judges.lpips(images, reconstructions).double().sum().cpu()
-        chosen = self._chosen(numbers)
-        if chosen.any():
-            self._inspect(images[chosen], reconstructions[chosen], numbers[chosen])
+        if self.networks.lpips is not None:
+            self.lpips_sum += self.networks.lpips(images, reconstructions).double().sum().cpu()
+        if self.networks.inception is not None and self.features is not None and self.reference is not None:
+            chosen = self._has_features(numbers)
+            if chosen.any():
+                self.features.update(self.networks.inception(reconstructions[chosen]), numbers[chosen])
+                if not self.reference_is_given:
+                    self.reference.update(self.networks.inception(images[chosen]), numbers[chosen])
         return self.pixels.update(images, reconstructions)
 
-    def _chosen(self, numbers: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-        if self.inspected is None:
+    def _has_features(self, numbers: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
+        if self.feature_images is None:
             return torch.ones_like(numbers, dtype=torch.bool)
-        return torch.isin(numbers, self.inspected)
-
-    def _inspect(self, images: Images, reconstructions: Images, numbers: Int[Tensor, " b"]) -> None:
-        if self.judges.inception is not None and self.features is not None and self.originals is not None:
-            self.features.update(self.judges.inception(reconstructions), numbers)
-            if not self.originals_known:
-                self.originals.update(self.judges.inception(images), numbers)
+        return torch.isin(numbers, self.feature_images)
 
     def over_ranks(self) -> "TokenizerQuality":
-        """Of all processes."""
-        originals = self.originals
+        """Return the metrics of all processes."""
+        reference = self.reference
         return TokenizerQuality(
-            self.judges,
+            self.networks,
             self.usage.over_ranks(),
             self.features and self.features.over_ranks(),
-            originals if self.originals_known else originals and originals.over_ranks(),
-            self.originals_known,
-            self.inspected,
+            reference if self.reference_is_given else reference and reference.over_ranks(),
+            self.reference_is_given,
+            self.feature_images,
             self.pixels.over_ranks(),
-            sum_over_ranks(self.perceptual),
+            sum_over_ranks(self.lpips_sum),
         )
 
     def metrics(self) -> dict[str, float]:
-        """`reconstruction_loss` is the paper's without its GAN term: l1 + LPIPS, each of weight 1."""
+        """Return all metrics; `reconstruction_loss` is the paper's without its GAN term: l1 + LPIPS."""
         values = self.pixels.summary()
-        if self.judges.lpips is not None:
-            values["lpips"] = float(self.perceptual) / self.pixels.count
+        if self.networks.lpips is not None:
+            values["lpips"] = float(self.lpips_sum) / self.pixels.count
             values["reconstruction_loss"] = values["l1"] + values["lpips"]
-        if self.features is not None and self.originals is not None:
-            distances = self.features.compare(self.originals)
+        if self.features is not None and self.reference is not None:
+            distances = self.features.compare(self.reference)
             values |= {"rfid" if name == "fid" else name: value for name, value in distances.items()}
         return values | self.usage.summary()
 
 
-Reconstruct = Callable[[Images], tuple[Images, Codes]]
-"""Images to reconstructions in [-1, 1] and the numbers of the codes in between."""
+class ImageScore(NamedTuple):
+    """PSNR of one image."""
+
+    number: int
+    """Place in the data set."""
+    psnr: float
 
 
-def through(tokenizer: Tokenizer) -> Reconstruct:
-    """Images through a tokenizer; stages of a residual one have codes of their own."""
+@dataclass(frozen=True)
+class ReconstructionEvaluation:
+    """Results of `evaluate_tokenizer`, over all processes."""
+
+    metrics: dict[str, float]
+    images: int
+    """Number of images that were read."""
+    absent: dict[str, str]
+    """Metrics that were not computed, each with the reason."""
+    fid: dict[str, Any] | None
+    """Conventions behind rfid, kid, precision and recall; None where they are absent."""
+    lpips: dict[str, Any] | None
+    """Weights behind lpips and reconstruction_loss; None where they are absent."""
+    usage: CodeUsage
+    scores: list[ImageScore]
+    """Score of every image that was read."""
+    broken: dict[str, str]
+    """Images that could not be read, each with the reason."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the part of a results record (`lgq.results`)."""
+        return {name: value for name, value in vars(self).items() if name not in ("usage", "scores")}
+
+
+def evaluate_tokenizer(
+    tokenizer: Tokenizer,
+    data: ImageDataset,
+    networks: MetricNetworks,
+    *,
+    image_size: int,
+    batch_size: int = 32,
+    workers: int = 0,
+    use_cache: bool = True,
+    on_progress: Progress = unwatched,
+) -> ReconstructionEvaluation:
+    """Reconstruct centre crops, in eval mode and in the precision of the weights, and measure them.
+
+    use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
+    """
+    device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.stages
+    loader = evaluation_loader(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
+    options: dict[str, Any] = {"use_cache": use_cache, "on_progress": on_progress}
+    with in_eval_mode(tokenizer):
+        return evaluate_reconstructions(
+            reconstruct_with(tokenizer), codes, loader, networks, device, **options
+        )
+
+
+def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:
+    """Return the reconstruction function of a tokenizer; stages of a residual one have codes of their own."""
 
     @torch.no_grad()
     def reconstruct(images: Images) -> tuple[Images, Codes]:
@@ -132,3 +192,70 @@ def through(tokenizer: Tokenizer) -> Reconstruct:
         return reconstruction.float().clamp(-1, 1), codes
 
     return reconstruct
+
+
+def evaluate_reconstructions(
+    reconstruct: Reconstruct,
+    codebook_size: int,
+    loader: ImageLoader,
+    networks: MetricNetworks,
+    device: torch.device,
+    *,
+    use_cache: bool = True,
+    on_progress: Progress = unwatched,
+) -> ReconstructionEvaluation:
+    """Measure any function that reconstructs images; one without codes, such as JPEG, returns zeros."""
+    total, cached = len(loader.dataset), None
+    if networks.inception is not None:
+        size, convention = loader.settings.image_size, networks.inception.convention
+        cached = CachedFeatures.find(loader.dataset, size, convention)
+    reference = cached.features if cached and use_cache else None
+    quality = TokenizerQuality.empty(networks, codebook_size, images=total, reference=reference)
+    psnrs, was_read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
+    for batch in loader.one_pass(may_be_empty=True):
+        images = batch.images.to(device, non_blocking=True)
+        reconstructions, codes = reconstruct(images)
+        psnrs[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
+        was_read[batch.indices] = 1
+        on_progress(batch.position, total)
+    quality, psnrs, was_read = quality.over_ranks(), sum_over_ranks(psnrs), sum_over_ranks(was_read)
+    if quality.pixels.count == 0:
+        raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
+    if cached and use_cache and quality.reference and not quality.reference_is_given and rank() == 0:
+        cached.save(quality.reference)
+    metrics, images_read = quality.metrics(), quality.pixels.count
+    too_few = f"{images_read} images are too few: take 4 or more."
+    missing = [name for name in RECONSTRUCTION_FEATURE_METRICS if cached and name not in metrics]
+    return ReconstructionEvaluation(
+        metrics=metrics,
+        images=images_read,
+        absent=networks.absent | dict.fromkeys(missing, too_few),
+        fid=_fid_conventions(quality, cached, loader) if cached and "rfid" in metrics else None,
+        lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
+        usage=quality.usage,
+        scores=[ImageScore(number, float(psnrs[number])) for number in was_read.nonzero().flatten().tolist()],
+        broken=_gather_broken(loader.broken),
+    )
+
+
+def _fid_conventions(
+    quality: TokenizerQuality, cached: CachedFeatures, loader: ImageLoader
+) -> dict[str, Any]:
+    assert quality.networks.inception is not None
+    assert quality.reference is not None
+    return asdict(quality.networks.inception.convention) | {
+        "covariance": "divided by n - 1",
+        "image_size": loader.settings.image_size,
+        "images": quality.pixels.count,
+        "reference_images": quality.reference.statistics.count,
+        "reference_sha256": cached.content_sha256,
+        "sample": len(quality.reference.sample.features),
+    }
+
+
+def _gather_broken(broken: dict[str, str]) -> dict[str, str]:
+    if world_size() == 1:
+        return dict(broken)
+    parts: list[dict[str, str]] = [{} for _ in range(world_size())]
+    dist.all_gather_object(parts, broken)
+    return {name: reason for part in parts for name, reason in part.items()}

@@ -1,6 +1,7 @@
-"""One pass over a data set for an evaluation, of which each process takes a share.
+"""Reference: the real images that others are compared with, as Inception sees them.
 
-Features of the images that others are compared with: computed once, then found by the images' content.
+reference = Reference.from_images(dataset, 256, inception, device)      # cached by the images' content
+reference = Reference.from_file("statistics.npz")                       # mu and sigma, as published for FID
 """
 
 import hashlib
@@ -19,32 +20,117 @@ from lgq.models.inception import FEATURES, FeatureConvention, InceptionV3
 from lgq.progress import Progress, unwatched
 from lgq.weights import cache_directory
 
-
-def share_of_images(
-    data: ImageDataset, device: torch.device, *, image_size: int, batch_size: int, workers: int
-) -> ImageLoader:
-    """Centre crops for this process, which go to a device."""
-    loading = LoaderSettings(
-        image_size=image_size,
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=device.type == "cuda",
-        rank=rank(),
-        world_size=world_size(),
-    )
-    return ImageLoader(data, loading)
-
-
-_VERSION = 1
-"""Of whatever else decides the features: decoding, cropping, and the format of the file."""
+_CACHE_VERSION = 1
+"""Stands for all that decides the features besides the key: decoding, cropping, the file format."""
 
 _log = logging.getLogger(__name__)
 
 
-def content_hash(dataset: ImageDataset) -> str:
-    """sha256 over the files of a data set, in its order; their names and places do not matter.
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Statistics of real images, and where they come from."""
 
-    Each process reads a share, and all get the same.
+    name: str
+    sha256: str
+    """Hash of the image files, or of the numbers in a file of statistics."""
+    gaussian: Gaussian
+    features: FeatureSet | None = None
+    """None for a file of statistics, which holds only a mean and a covariance."""
+    image_size: int | None = None
+    """Side in pixels; None where a file does not say, as with `convention`."""
+    convention: FeatureConvention | None = None
+
+    @classmethod
+    def from_images(
+        cls,
+        dataset: ImageDataset,
+        image_size: int,
+        inception: InceptionV3,
+        device: torch.device,
+        *,
+        batch_size: int = 32,
+        workers: int = 0,
+        on_progress: Progress = unwatched,
+    ) -> "Reference":
+        """Compute the features of the centre crops, or take them from the cache; each process takes a share.
+
+        A tokenizer's evaluation on the same images shares the cached features.
+        """
+        cached = CachedFeatures.find(dataset, image_size, inception.convention)
+        features = cached.features
+        if features is None:
+            loader = evaluation_loader(
+                dataset, device, image_size=image_size, batch_size=batch_size, workers=workers
+            )
+            features = _compute_features(loader, inception, device, on_progress)
+            if rank() == 0:
+                cached.save(features)
+        return cls(
+            name=repr(dataset),
+            sha256=cached.content_sha256,
+            gaussian=features.statistics.gaussian(),
+            features=features,
+            image_size=image_size,
+            convention=inception.convention,
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Reference":
+        """Read an .npz file with `mu` and `sigma`."""
+        gaussian = Gaussian.load(path)
+        return cls(name=str(path), sha256=gaussian.sha256, gaussian=gaussian)
+
+    def require_comparable(self, inception: InceptionV3) -> None:
+        """Check, before images are generated for hours, that `inception` made the reference's features."""
+        dim = len(self.gaussian.mean)
+        if dim != FEATURES:
+            raise StatisticsError(
+                f"{self.name} has {dim:,} features per image, and Inception has {FEATURES:,}: "
+                "take statistics of the Inception of FID."
+            )
+        if self.convention not in (None, inception.convention):
+            raise StatisticsError(
+                f"{self.name} has features of {self.convention}, and generated images would have those of "
+                f"{inception.convention}: make the reference with the same network."
+            )
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """Place of a data set's features in the cache, and the features if an earlier evaluation left them."""
+
+    content_sha256: str
+    """Hash of the images."""
+    path: Path
+    features: FeatureSet | None
+
+    @classmethod
+    def find(cls, dataset: ImageDataset, image_size: int, convention: FeatureConvention) -> "CachedFeatures":
+        """Look for features of these images, cropped to this size and seen by this network.
+
+        `features` is None where any process finds none, or a damaged file.
+        """
+        content = content_sha256(dataset)
+        key = repr((_CACHE_VERSION, content, image_size, SAMPLE, astuple(convention)))
+        name = f"{hashlib.sha256(key.encode()).hexdigest()}.features"
+        path = cache_directory() / "references" / name
+        features = _load(path)
+        # Processes that disagree, over a file that is just being written, would wait for each other forever.
+        successes = int(sum_over_ranks(torch.tensor(int(features is not None))))
+        return cls(content, path, features if successes == world_size() else None)
+
+    def save(self, features: FeatureSet) -> None:
+        """Store features for later; a full or read-only cache gives a warning and no error."""
+        try:
+            features.save(self.path)
+        except OSError as error:
+            _log.warning("cannot cache image features in %s: %s", self.path, error.strerror or error)
+
+
+def content_sha256(dataset: ImageDataset) -> str:
+    """Return the sha256 over the files of a data set in its order; names and directories do not matter.
+
+    Each process reads a share, and all return the same.
     """
     digests = torch.zeros(len(dataset), hashlib.sha256().digest_size, dtype=torch.uint8)
     for index in range(rank(), len(dataset), world_size()):
@@ -56,105 +142,33 @@ def content_hash(dataset: ImageDataset) -> str:
     return hashlib.sha256(sum_over_ranks(digests).numpy().data).hexdigest()
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The features of a data set's images, as far as an earlier evaluation left them in the cache."""
-
-    content: str
-    """Hash of the images."""
-    path: Path
-    """Where these images' features, cropped to this size and seen by this network, are kept."""
-    features: FeatureSet | None
-
-    @classmethod
-    def find(cls, dataset: ImageDataset, image_size: int, convention: FeatureConvention) -> "Reference":
-        """Without features where some process finds nothing, or nothing whole."""
-        content = content_hash(dataset)
-        key = hashlib.sha256(repr((_VERSION, content, image_size, SAMPLE, astuple(convention))).encode())
-        path = cache_directory() / "references" / f"{key.hexdigest()}.features"
-        features = _load(path)
-        # Processes that disagree, over a file that is just being made, would wait for each other forever.
-        finders = int(sum_over_ranks(torch.tensor(int(features is not None))))
-        return cls(content, path, features if finders == world_size() else None)
-
-    def keep(self, features: FeatureSet) -> None:
-        """Leave features for later; a full or read-only cache costs time then, and no result now."""
-        try:
-            features.save(self.path)
-        except OSError as error:
-            _log.warning("features of images cannot be kept in %s: %s", self.path, error.strerror or error)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RealImages:
-    """What generated images are compared with."""
-
-    name: str
-    sha256: str
-    """Of the images' files, or of the numbers in a file of statistics."""
-    gaussian: Gaussian
-    features: FeatureSet | None = None
-    """None of a file of statistics, which holds a mean and a covariance alone."""
-    image_size: int | None = None
-    """Side in pixels; None where a file does not say, as with `convention`."""
-    convention: FeatureConvention | None = None
-
-
-def reference_of_images(
-    dataset: ImageDataset,
-    image_size: int,
-    inception: InceptionV3,
-    device: torch.device,
-    *,
-    batch_size: int = 32,
-    workers: int = 0,
-    on_progress: Progress = unwatched,
-) -> RealImages:
-    """Centre crops of a data set, as `inception` sees them; each process takes a share.
-
-    An evaluation of a tokenizer on the same images leaves the same features in the cache, and finds these.
-    on_progress: called with the images done and to do, of all processes; never where the cache has them.
-    """
-    reference = Reference.find(dataset, image_size, inception.convention)
-    features = reference.features
-    if features is None:
-        loader = share_of_images(
-            dataset, device, image_size=image_size, batch_size=batch_size, workers=workers
-        )
-        features = _features(loader, inception, device, on_progress)
-        if rank() == 0:
-            reference.keep(features)
-    return RealImages(
-        name=repr(dataset),
-        sha256=reference.content,
-        gaussian=features.statistics.gaussian(),
-        features=features,
+def evaluation_loader(
+    data: ImageDataset, device: torch.device, *, image_size: int, batch_size: int, workers: int
+) -> ImageLoader:
+    """Return a loader of this process's share of the centre crops."""
+    settings = LoaderSettings(
         image_size=image_size,
-        convention=inception.convention,
+        batch_size=batch_size,
+        workers=workers,
+        pin_memory=device.type == "cuda",
+        rank=rank(),
+        world_size=world_size(),
     )
+    return ImageLoader(data, settings)
 
 
-def reference_of_file(path: str | Path) -> RealImages:
-    """An .npz file with `mu` and `sigma`, as they are published for FID."""
-    gaussian = Gaussian.load(path)
-    return RealImages(name=str(path), sha256=gaussian.sha256, gaussian=gaussian)
-
-
-def _features(
-    loader: ImageLoader,
-    inception: InceptionV3,
-    device: torch.device,
-    on_progress: Progress,
+def _compute_features(
+    loader: ImageLoader, inception: InceptionV3, device: torch.device, on_progress: Progress
 ) -> FeatureSet:
     total = len(loader.dataset)
-    features = FeatureSet.of(FEATURES, sample=min(SAMPLE, total))
+    features = FeatureSet.empty(FEATURES, sample=min(SAMPLE, total))
     for batch in loader.one_pass(may_be_empty=True):
         features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
         on_progress(batch.position, total)
-    everywhere = features.over_ranks()
-    if everywhere.statistics.count == 0:
+    features = features.over_ranks()
+    if features.statistics.count == 0:
         raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
-    return everywhere
+    return features
 
 
 def _load(path: Path) -> FeatureSet | None:

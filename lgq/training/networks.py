@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
-from lgq.metrics.metric_networks import MetricNetworks, agreed, placed
+from lgq.metrics.metric_networks import MetricNetworks, on_device
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
@@ -92,14 +92,14 @@ def build_metric_networks(
     if best_by == "lpips":
         lpips = lpips or _pretrained(LPIPS, "lpips", device)
         best_by = "l1" if lpips is None else "lpips"
-    return best_by, agreed(MetricNetworks(lpips, inception))
+    return best_by, MetricNetworks(lpips, inception).require_on_all_ranks()
 
 
 def _pretrained(
     network: type[PretrainedNetwork], metric: str, device: torch.device
 ) -> PretrainedNetwork | None:
     try:
-        return placed(network.pretrained(), device)
+        return on_device(network.pretrained(), device)
     except WeightsError as error:
         _log.warning("validation without %s: %s", metric, error)
         return None

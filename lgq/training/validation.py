@@ -14,7 +14,7 @@ from lgq.data import to_png
 from lgq.metrics.code_usage import learned_codebook
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.metric_networks import MetricNetworks
-from lgq.metrics.quality import TokenizerQuality, through
+from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.tokenizer import Tokenizer
 
 Numbered = tuple[Float[Tensor, "b 3 s s"], Int[Tensor, " b"]]
@@ -50,8 +50,8 @@ def measure(
     inspected: indices of the images on which rFID is computed; None for all.
     """
     size = tokenizer.codebook_size * tokenizer.stages
-    quality = TokenizerQuality.of(networks, size, images=images, known=known, inspected=inspected)
-    reconstruct, grid = through(tokenizer), None
+    quality = TokenizerQuality.empty(networks, size, images=images, reference=known, feature_images=inspected)
+    reconstruct, grid = reconstruct_with(tokenizer), None
     for originals, numbers in batches:
         reconstruction, codes = reconstruct(originals)
         grid = grid or grid_png(originals, reconstruction)
@@ -59,7 +59,7 @@ def measure(
     over_ranks = quality.over_ranks()
     codebook = learned_codebook(tokenizer.quantizer)
     norms = {} if codebook is None else over_ranks.usage.norm_summary(codebook)
-    return Measured(over_ranks.metrics() | norms, grid, over_ranks.originals)
+    return Measured(over_ranks.metrics() | norms, grid, over_ranks.reference)
 
 
 def grid_png(images: Float[Tensor, "b 3 s s"], reconstructions: Float[Tensor, "b 3 s s"]) -> bytes:

@@ -11,10 +11,10 @@ from lgq.bench.evaluate import EvaluateBenchmark, distance_by_sqrtm, networks_al
 from lgq.bench.tables import evaluate_table
 from lgq.data import open_dataset
 from lgq.data.images import random_subset
-from lgq.evaluation import evaluate_tokenizer
 from lgq.metrics import quality
 from lgq.metrics.fid import Gaussian
 from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import evaluate_tokenizer
 from lgq.models.autoencoder import Backbone
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+import lgq
 from lgq import Tokenizer, weights
 from lgq.cli import main
 from lgq.models.autoencoder import Backbone
@@ -62,6 +63,18 @@ def test_a_metric_without_its_weights_is_absent_by_name_with_the_command(tokeniz
     assert {"lpips", "rfid"} <= record["absent"].keys()
     assert "no lpips" in printed.err
     assert printed.err.count("run `lgq weights fetch`") == 2
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
+    main(["evaluate", str(tokenizer), *IMAGES, "--geometry", "pca", "--json"])
+    record = lgq.evaluate(tokenizer, "sample:held-out", images=6, image_size=32, workers=0, geometry="pca")
+    assert capsys.readouterr().out.strip() == record.to_json()
+    printed, returned = read_results(tokenizer / "evaluation" / "results.jsonl")
+    assert printed == returned == json.loads(record.to_json())
+    assert record.metrics == printed["metrics"]
+    assert record.absent == printed["absent"] | printed["geometry"]["absent"]
+    assert record.draw().keys() == {"best", "median", "worst", "usage", "atlas", "norms", "overlay"}
 
 
 @pytest.mark.usefixtures("no_weights")

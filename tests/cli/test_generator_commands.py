@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from token_sets import write_tokens
 from torch import Tensor
 
-from lgq import MaskGIT, Tokenizer
-from lgq.cli import generator_row, main
+from lgq import MaskGIT, Tokenizer, evaluation
+from lgq.cli import main
 from lgq.data import FolderDataset
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
@@ -26,7 +26,7 @@ from lgq.metrics.fid import Gaussian
 from lgq.metrics.generation import evaluate_generation
 from lgq.metrics.likelihood import measure_likelihood, token_entropies
 from lgq.metrics.metric_networks import MetricNetworks
-from lgq.metrics.reference import reference_of_images
+from lgq.metrics.reference import Reference
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.results import read_results
@@ -115,7 +115,7 @@ def judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
     """A cheap network in the place of Inception."""
     network = CheapClassifier()
     cheap = MetricNetworks(None, network, {}, network)
-    monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: cheap)
+    monkeypatch.setattr(MetricNetworks, "available", lambda device, for_generation: cheap)
     monkeypatch.setattr(generation, "FEATURES", FEATURES)
     monkeypatch.setattr(generation, "CLASSES", LOGITS)
     monkeypatch.setattr(reference, "FEATURES", FEATURES)
@@ -130,8 +130,9 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*arguments: Any, **options: Any) -> None:
         raise AssertionError("this is long work")
 
-    for name in ("evaluate_generation", "reference_of_images", "likelihood_of"):
-        monkeypatch.setattr(generator_row, name, work)
+    for name in ("evaluate_generation", "evaluate_likelihood"):
+        monkeypatch.setattr(evaluation, name, work)
+    monkeypatch.setattr(Reference, "from_images", work)
 
 
 def test_training_fills_a_run_directory_from_which_images_are_drawn(made, tmp_path):
@@ -194,7 +195,7 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
 def plain_evaluation(made: Namespace, judges: MetricNetworks) -> generation.GenerationEvaluation:
     """By the library alone."""
     maskgit = MaskGIT.from_pretrained(made.generator / "best")
-    real = reference_of_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
+    real = Reference.from_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
     return evaluate_generation(
         lambda classes, seed: maskgit.generate(classes, Sampling(steps=2), seed=seed),
         2, real, judges, samples=24, seeds=(0, 1), batch_size=5, device=CPU,
@@ -212,7 +213,7 @@ def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, cap
     assert record["metrics"].keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
     assert [one["seed"] for one in record["seeds"]] == [0, 1]
     assert record["std"].keys() == record["metrics"].keys()
-    assert "24 images, of each of 2 seeds" in printed.out
+    assert "24 images with each of 2 seeds" in printed.out
     assert f"{record['metrics']['gfid']:.2f} ± {record['std']['gfid']:.2f}" in printed.out
     with Image.open(out / "samples.png") as picture:
         assert picture.width > 8 * SIDE
@@ -221,8 +222,9 @@ def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, cap
 
 def test_a_record_tells_all_that_the_numbers_rest_on(made, tmp_path):
     out = tmp_path / "out"
-    command = ["evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", out]
-    command += ["--sampling.guidance", 1.5, "--weights", "last"]
+    command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1]
+    command += ["--sampling.guidance", 1.5, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
+    command += ["--weights", "last", "--out", out]
     lgq(*command)
     (record,) = read_results(out / "results.jsonl")
     assert record["kind"] == "generator"
@@ -252,7 +254,7 @@ def test_records_gather_beside_the_generator_and_the_same_command_finds_the_same
 
 
 def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tmp_path, capsys):
-    real = reference_of_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
+    real = Reference.from_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
     real.gaussian.save(tmp_path / "real.npz")
     for source in (["--data", made.photos], ["--reference", tmp_path / "real.npz"]):
         lgq("evaluate", made.generator, *source, *DRAWN, "--out", tmp_path)
@@ -282,7 +284,7 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     assert beside == values | token_entropies(train, val).record()
     assert own["cross_entropy"] is None
     printed = capsys.readouterr().out
-    assert f"{values['masked_tokens']:,.0f} hidden tokens" in printed
+    assert f"{values['masked_tokens']:,.0f} masked tokens" in printed
     for value in (values["nll"], own["entropy"], beside["class_cross_entropy"]):
         assert f"{value:.3f}" in printed
     assert not (tmp_path / "samples.png").exists()
@@ -320,7 +322,7 @@ def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatc
     labelled = write_tokens(tmp_path / "labelled", torch.randint(CODES, (5, 4, 4)), **of_one_class)
     command = ["evaluate", tmp_path / "run", "--tokens", tokens.path, "--train-tokens", labelled.path]
     capsys.readouterr()
-    monkeypatch.delattr(generator_row, "likelihood_of")  # it would be work for nothing
+    monkeypatch.delattr(evaluation, "evaluate_likelihood")  # it would be work for nothing
     assert "it has no classes, and" in refusal(capsys, *command)
 
 
@@ -384,16 +386,16 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
     data, tokens = ["--data", made.photos], ["--tokens", made.val]
     out = tmp_path / "out"
     for words, *options in (
-        ("--data or with --reference: give one", *data, "--reference", foreign.statistics),
-        ("give --data, --reference, or --tokens",),
-        ("--train-tokens is a yardstick for --tokens", *data, "--train-tokens", made.train),
-        ("is a generator, of which --geometry asks nothing", *data, "--geometry", "pca"),
-        ("is a generator, of which --image-size asks nothing", *data, "--image-size", SIDE),
-        ("seeds must be one or more, each another, got [1, 2, 1]", *data, "--seeds", 1, 2, 1),
+        ("data or with reference: give one", *data, "--reference", foreign.statistics),
+        ("give data, reference, or tokens",),
+        ("give tokens too", *data, "--train-tokens", made.train),
+        ("is a generator, to which geometry does not apply", *data, "--geometry", "pca"),
+        ("is a generator, to which image_size does not apply", *data, "--image-size", SIDE),
+        ("seeds must be one or more different numbers, got [1, 2, 1]", *data, "--seeds", 1, 2, 1),
         ("images must be at least 2, got 1", *data, "--images", 1),
         ("batch_size must be at least 1, got 0", *data, "--batch-size", 0),
         ("batch_size must be at least 1, got 0", *tokens, "--batch-size", 0),
-        ("has 3 features an image", *tokens, "--reference", foreign.statistics),
+        ("has 3 features per image", *tokens, "--reference", foreign.statistics),
         ("gone.npz does not exist", *tokens, "--reference", tmp_path / "gone.npz"),
         ("gone does not exist", "--data", tmp_path / "gone"),
         ("large does not suit the generator: its grid is 8 x 8, not", *data, "--tokens", foreign.large),
@@ -404,11 +406,11 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
         ("name a directory of tokens", *data, "--tokens", made.photos),
         ("holds tokens of tokenizer", *data, *tokens, "--train-tokens", foreign.tokens),
         ("its class 1 is 'eel', not 'dog'", *tokens, "--train-tokens", foreign.birds),
-        ("--seeds asks nothing of --tokens, for which no image is drawn", *tokens, "--seeds", 1),
-        ("--sampling.steps asks nothing of --tokens", *tokens, "--sampling.steps", 3),
-        ("--sampling.top-k asks nothing of --tokens", *tokens, "--sampling.top-k", 3),
+        ("seeds applies to generated images, and tokens alone need none", *tokens, "--seeds", 1),
+        ("sampling.steps applies to generated images", *tokens, "--sampling.steps", 3),
+        ("sampling.top_k applies to generated images", *tokens, "--sampling.top-k", 3),
         ("images must be at least 1, got 0", *tokens, "--images", 0),
-        ("single') holds 1 image, and statistics take 2", "--data", foreign.single, *tokens),
+        ("statistics need 2 images or more, got 1 in", "--data", foreign.single, *tokens),
     ):
         assert words in refusal(capsys, "evaluate", made.generator, *options, "--out", out), words
         assert not out.exists(), words
@@ -416,13 +418,13 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
     assert "trained on tokens of tokenizer" in line
     (tmp_path / "file").write_text("in the way")
     line = refusal(capsys, "evaluate", made.generator, *data, "--out", tmp_path / "file")
-    assert "choose another place with --out" in line
+    assert "choose another directory" in line
 
 
 @pytest.mark.usefixtures("nothing_long")
 def test_without_the_weights_of_inception_nothing_is_measured(made, tmp_path, monkeypatch, capsys):
     without = MetricNetworks(absent={"gfid": "run `lgq weights fetch`."})
-    monkeypatch.setattr(generator_row, "judges_of_generation", lambda device: without)
+    monkeypatch.setattr(MetricNetworks, "available", lambda device, for_generation: without)
     question = ["evaluate", made.generator, "--data", made.photos, "--tokens", made.val, "--out", tmp_path]
     assert "run `lgq weights fetch`" in refusal(capsys, *question)
 
@@ -431,7 +433,8 @@ def test_what_is_asked_of_a_generator_is_not_asked_of_a_tokenizer(made, capsys):
     for option in (["--seeds", 1], ["--tokens", made.val], ["--train-tokens", made.train],
                    ["--reference", "x.npz"], ["--sampling.steps", 3], ["--sampling.top-k", 3]):  # fmt: skip
         line = refusal(capsys, "evaluate", made.tokenizer, "--data", made.photos, "--image-size", 8, *option)
-        assert f"is a tokenizer, of which {option[0]} asks nothing: leave it out" in line
+        name = option[0].removeprefix("--").replace("-", "_")
+        assert f"is a tokenizer, to which {name} does not apply: leave it out" in line
     assert not (made.tokenizer / "evaluation").exists()
 
 

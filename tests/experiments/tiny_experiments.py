@@ -61,8 +61,7 @@ def cheap_networks() -> Iterator[None]:
         patch.setitem(sys.modules, "torch.utils.tensorboard", NO_TENSORBOARD)
         for module in ("quality", "generation", "reference"):
             patch.setattr(f"lgq.metrics.{module}.FEATURES", FEATURES)
-        for name in ("judges_at_hand", "judges_of_generation"):
-            patch.setattr(f"lgq.experiments.tasks.{name}", lambda device: networks)
+        patch.setattr(MetricNetworks, "available", lambda device, **_: networks)
         yield
 
 

@@ -144,6 +144,6 @@ def archives(member: str, content: bytes) -> list[bytes]:
 
 
 def feature_set() -> FeatureSet:
-    features = FeatureSet.of(3, sample=4)
+    features = FeatureSet.empty(3, sample=4)
     features.update(torch.rand(6, 3), torch.arange(6))
     return features

@@ -1,23 +1,20 @@
-"""A study of a codebook is the plain definitions, applied to the tokens and latents of all images."""
+"""A codebook study equals the plain definitions, applied to the tokens and latents of all images."""
 
 import itertools
 import math
-import socket
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from matplotlib.axes import Axes
 from PIL import Image
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, to_tensor
-from lgq.metrics import codebook_study as study_module
-from lgq.metrics.codebook_study import CodebookStudy, draw_study, study_codebook
+from lgq.metrics import codebook_study, geometry
+from lgq.metrics.codebook_study import CodeAtlas, CodebookStudy, draw_study, study_codebook
 from lgq.metrics.geometry import PositionPairs
 from lgq.models.autoencoder import Backbone
 from lgq.tokenizer import Tokenizer
@@ -64,7 +61,7 @@ def plain_metrics(tokens: Tensor, codes: int) -> dict[str, float]:
         p for image in tokens for p in itertools.combinations(sorted(set(image.flatten().tolist())), 2)
     }
     flat = tokens.flatten(1)
-    positions = PositionPairs.of((GRID, GRID)).pairs.tolist()
+    positions = PositionPairs.empty((GRID, GRID)).pairs.tolist()
     each = [
         information(list(zip(flat[:, i].tolist(), flat[:, j].tolist(), strict=True))) for i, j in positions
     ]
@@ -145,11 +142,11 @@ def test_a_smaller_sample_is_a_part_of_the_larger_one(photos):
 def test_the_atlas_holds_the_patches_of_the_tokens(photos):
     tokenizer, images = tokenizer_of(), pixels(photos)
     found, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)
-    entry = found.atlas.most_frequent(1)[0]
-    places = (tokens == entry.code).nonzero().tolist()
-    assert (entry.count, found.usage.tokens) == (len(places), TOKENS)
+    code = int(found.usage.counts.argmax())
+    places = (tokens == code).nonzero().tolist()
+    assert (int(found.usage.counts[code]), found.usage.tokens) == (len(places), TOKENS)
     patches = [images[i, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] for i, y, x in places[:3]]
-    assert torch.equal(entry.patches, ((torch.stack(patches) + 1) * 127.5).round().byte())
+    assert torch.equal(found.atlas.patches_of(code), ((torch.stack(patches) + 1) * 127.5).round().byte())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, IMAGES])
@@ -180,7 +177,8 @@ def test_a_stage_is_studied_on_what_the_stages_before_it_left_over(photos, stage
 
 
 def test_pairs_of_too_many_codes_are_absent_by_name(photos, monkeypatch):
-    monkeypatch.setattr(study_module, "MOST_PAIRED_CODES", CODES - 1)
+    for module in (codebook_study, geometry):
+        monkeypatch.setattr(module, "MAX_PAIRED_CODES", CODES - 1)
     found, whole = study(photos, tokenizer_of()), study(photos, tokenizer_of(codes=CODES - 1))
     assert found.absent.keys() == {"cooccurrence_density"}
     assert "counted up to 63 codes" in found.absent["cooccurrence_density"]
@@ -222,31 +220,6 @@ def test_bad_settings_are_refused_by_name(photos, tmp_path):
         study(tmp_path, tokenizer_of())
 
 
-def in_process(rank: int, port: int, photos: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        # One image at a time, so that convolutions round as those of a single process do.
-        found = study(Path(photos), tokenizer_of(), latents=20, batch_size=1)
-        tensors = [found.usage.counts, found.atlas.places, found.atlas.patches, found.latents]
-        torch.save({"record": found.record(), "tensors": tensors}, Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
-def test_two_processes_find_what_one_finds(photos, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(in_process, args=(port, str(photos), str(tmp_path)), nprocs=2)
-    whole = study(photos, tokenizer_of(), latents=20, batch_size=1)
-    tensors = [whole.usage.counts, whole.atlas.places, whole.atlas.patches, whole.latents]
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert found["record"] == whole.record()
-        assert all(torch.equal(a, b) for a, b in zip(found["tensors"], tensors, strict=True))
-
-
 @pytest.mark.parametrize(
     ("quantizer", "stages", "pictures"),
     [("rotvq", 2, {"usage", "atlas", "norms", "overlay"}), ("fsq", 1, {"usage", "atlas"})],
@@ -262,3 +235,59 @@ def test_a_study_is_drawn_with_the_label_of_its_quantizer(photos, monkeypatch, q
     assert drawn.keys() == pictures
     caption = "RotVQ, stage 2 of 2: " if stages > 1 else "FSQ: "
     assert any(title.startswith(caption) for title in titles)
+
+
+ATLAS_CODES, ATLAS_GRID, PATCH, KEEP, ATLAS_IMAGES = 6, (2, 3), 2, 4, 12
+
+
+def atlas_data() -> tuple[Tensor, Tensor]:
+    shape = (ATLAS_IMAGES, 3, ATLAS_GRID[0] * PATCH, ATLAS_GRID[1] * PATCH)
+    return torch.randint(0, 256, shape).float() / 127.5 - 1, torch.randint(0, ATLAS_CODES - 1, (12, 2, 3))
+
+
+def atlas_of(images: Tensor, tokens: Tensor, numbers: Tensor, batch: int = 5) -> CodeAtlas:
+    atlas = CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH, keep=KEEP)
+    for chosen in numbers.split(batch):
+        atlas.update(images[chosen], tokens[chosen], chosen)
+    return atlas
+
+
+def test_an_atlas_keeps_the_first_patches_of_each_code():
+    images, tokens = atlas_data()
+    tokens[:, 0, 0], tokens[3, 1, 2] = 0, 5
+    atlas = atlas_of(images, tokens, torch.arange(ATLAS_IMAGES))
+    patches: dict[int, list[Tensor]] = {code: [] for code in range(ATLAS_CODES)}
+    for image, codes in zip(images, tokens.flatten(1).tolist(), strict=True):
+        for (i, j), code in zip(itertools.product(range(2), range(3)), codes, strict=True):
+            patch = image[:, i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH]
+            patches[code].append(((patch + 1) * 127.5).round().to(torch.uint8))
+    for code, first in patches.items():
+        assert [patch.tolist() for patch in atlas.patches_of(code)] == [x.tolist() for x in first[:KEEP]]
+    assert len(atlas.patches_of(5)) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 4, ATLAS_IMAGES])
+def test_batches_and_order_do_not_change_an_atlas(batch):
+    images, tokens = atlas_data()
+    whole = atlas_of(images, tokens, torch.arange(ATLAS_IMAGES), batch=ATLAS_IMAGES)
+    shuffled = atlas_of(images, tokens, torch.randperm(ATLAS_IMAGES), batch)
+    assert torch.equal(shuffled.places, whole.places)
+    assert torch.equal(shuffled.patches, whole.patches)
+
+
+def test_colours_of_an_atlas_are_clamped_to_the_visible_range():
+    images, tokens = atlas_data()
+    patch = atlas_of(images * 9, torch.zeros_like(tokens), torch.arange(1)).patches_of(0)[0]
+    assert torch.equal(patch, ((images[0, :, :2, :2] * 9).clamp(-1, 1) * 127.5 + 127.5).byte())
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_an_atlas_names_what_is_wrong():
+    images, tokens = atlas_data()
+    atlas = CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH)
+    with pytest.raises(ValueError, match=r"expected images and tokens .* got \(12, 3, 3, 6\) and"):
+        atlas.update(images[:, :, :3], tokens, torch.arange(ATLAS_IMAGES))
+    with pytest.raises(ValueError, match=r"index 9 is outside 0\.\.5"):
+        atlas.update(images, tokens + 9 - tokens, torch.arange(ATLAS_IMAGES))
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH, keep=0)

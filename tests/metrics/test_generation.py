@@ -24,7 +24,7 @@ from lgq.metrics.generation import PICTURES, GenerationEvaluation, evaluate_gene
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.precision_recall import precision_recall
-from lgq.metrics.reference import RealImages, reference_of_file, reference_of_images
+from lgq.metrics.reference import Reference
 from lgq.random import batch_seed
 from lgq.results import append_result, read_results
 from lgq.weights import WeightsError
@@ -89,25 +89,25 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def judges() -> MetricNetworks:
+def networks() -> MetricNetworks:
     network = CheapClassifier()
     return MetricNetworks(None, network, {}, network)
 
 
-def real(folder: Path, judges: MetricNetworks, **options: Any) -> RealImages:
-    return reference_of_images(FolderDataset(folder), SIDE, judges.inception, CPU, **options)
+def real(folder: Path, networks: MetricNetworks, **options: Any) -> Reference:
+    return Reference.from_images(FolderDataset(folder), SIDE, networks.inception, CPU, **options)
 
 
 @pytest.fixture
-def originals(photos: Path, judges: MetricNetworks) -> RealImages:
-    return real(photos, judges)
+def originals(photos: Path, networks: MetricNetworks) -> Reference:
+    return real(photos, networks)
 
 
 def assess(
-    originals: RealImages, judges: MetricNetworks, draw: Any = draw, **options: Any
+    originals: Reference, networks: MetricNetworks, draw: Any = draw, **options: Any
 ) -> GenerationEvaluation:
     settings = {"samples": SAMPLES, "seeds": (3, 8), "batch_size": 4, "device": CPU} | options
-    return evaluate_generation(draw, settings.pop("classes", CLASSES), originals, judges, **settings)
+    return evaluate_generation(draw, settings.pop("classes", CLASSES), originals, networks, **settings)
 
 
 def all_images(seed: int, samples: int = SAMPLES, batch_size: int = 4) -> Tensor:
@@ -125,7 +125,7 @@ def photographs(folder: Path) -> Tensor:
 def plain_frechet(x: Tensor, y: Tensor) -> float:
     gaussians = []
     for rows in (x, y):
-        gaussians.append(FeatureStatistics.of(FEATURES))
+        gaussians.append(FeatureStatistics.empty(FEATURES))
         gaussians[-1].update(rows)
     return gaussians[0].gaussian().distance(gaussians[1].gaussian())
 
@@ -140,21 +140,21 @@ def plain_score(logits: Tensor) -> float:
     return float(np.mean(scores))
 
 
-def test_every_metric_is_that_of_its_plain_formula(photos, originals, judges):
-    found, theirs = assess(originals, judges), judges.inception(photographs(photos))
+def test_every_metric_is_that_of_its_plain_formula(photos, originals, networks):
+    found, theirs = assess(originals, networks), networks.inception(photographs(photos))
     assert [one["seed"] for one in found.seeds] == [3, 8]
     for one in found.seeds:
-        mine = judges.inception(all_images(int(one["seed"])))
+        mine = networks.inception(all_images(int(one["seed"])))
         expected = {"seed": one["seed"], "gfid": plain_frechet(mine, theirs)}
         expected |= {"kid": kernel_distance(mine, theirs)} | precision_recall(mine, theirs)._asdict()
-        expected["inception_score"] = plain_score(judges.classifier.logits(mine))
+        expected["inception_score"] = plain_score(networks.classifier.logits(mine))
         assert one == pytest.approx(expected, rel=1e-5, abs=1e-8)
     assert found.absent == {}
     assert found.metrics.keys() == METRICS
 
 
-def test_mean_and_sample_deviation_are_over_the_seeds(originals, judges):
-    found = assess(originals, judges, seeds=(1, 2, 3, 4))
+def test_mean_and_sample_deviation_are_over_the_seeds(originals, networks):
+    found = assess(originals, networks, seeds=(1, 2, 3, 4))
     for name in METRICS:
         values = [one[name] for one in found.seeds]
         assert found.metrics[name] == pytest.approx(np.mean(values), rel=1e-12)
@@ -162,17 +162,17 @@ def test_mean_and_sample_deviation_are_over_the_seeds(originals, judges):
     assert found.std["gfid"] > 0
 
 
-def test_one_seed_has_no_deviation(originals, judges):
-    one = assess(originals, judges, seeds=(8,))
+def test_one_seed_has_no_deviation(originals, networks):
+    one = assess(originals, networks, seeds=(8,))
     assert one.std == {}
-    assert one.seeds == assess(originals, judges, seeds=(3, 8)).seeds[1:]
+    assert one.seeds == assess(originals, networks, seeds=(3, 8)).seeds[1:]
     assert {"seed": 8} | one.metrics == one.seeds[0]
 
 
 @pytest.mark.parametrize(("samples", "fewest", "most"), [(33, 6, 7), (30, 6, 6), (3, 0, 1)])
-def test_classes_are_balanced(originals, judges, samples, fewest, most):
+def test_classes_are_balanced(originals, networks, samples, fewest, most):
     recorder = Recorder()
-    found = assess(originals, judges, recorder, samples=samples, seeds=(3, 8))
+    found = assess(originals, networks, recorder, samples=samples, seeds=(3, 8))
     asked = [label for batch in recorder.classes for label in batch]
     assert asked == 2 * [i % CLASSES for i in range(samples)]
     counts = Counter(asked[:samples])
@@ -180,9 +180,9 @@ def test_classes_are_balanced(originals, judges, samples, fewest, most):
     assert found.classes == {"number": CLASSES, "fewest": fewest, "most": most}
 
 
-def test_every_batch_of_every_seed_has_a_seed_of_its_own(originals, judges):
+def test_every_batch_of_every_seed_has_a_seed_of_its_own(originals, networks):
     recorder = Recorder()
-    assess(originals, judges, recorder)
+    assess(originals, networks, recorder)
     assert recorder.seeds == [batch_seed(seed, first) for seed in (3, 8) for first in range(0, SAMPLES, 4)]
     assert len(set(recorder.seeds)) == len(recorder.seeds)
     assert all(0 <= seed < 2**63 for seed in recorder.seeds)
@@ -213,10 +213,10 @@ def test_every_split_of_inception_score_has_all_classes(originals, monkeypatch):
     assert found.metrics["inception_score"] == pytest.approx(20, rel=1e-9)
 
 
-def test_one_network_sees_an_image_once_and_two_see_it_once_each(originals, judges):
-    seen = judges.inception.seen
-    one = assess(originals, judges)
-    assert judges.inception.seen == seen + 2 * SAMPLES
+def test_one_network_sees_an_image_once_and_two_see_it_once_each(originals, networks):
+    seen = networks.inception.seen
+    one = assess(originals, networks)
+    assert networks.inception.seen == seen + 2 * SAMPLES
     features, classifier = CheapInception(), CheapClassifier()
     two = assess(originals, MetricNetworks(None, features, {}, classifier))
     assert (features.seen, classifier.seen) == (2 * SAMPLES, 2 * SAMPLES)
@@ -224,15 +224,15 @@ def test_one_network_sees_an_image_once_and_two_see_it_once_each(originals, judg
 
 
 def test_a_file_of_statistics_gives_the_same_gfid_and_nothing_that_needs_features(
-    originals, judges, tmp_path
+    originals, networks, tmp_path
 ):
     originals.gaussian.save(tmp_path / "statistics.npz")
-    found = assess(reference_of_file(tmp_path / "statistics.npz"), judges)
-    by_images = assess(originals, judges)
+    found = assess(Reference.from_file(tmp_path / "statistics.npz"), networks)
+    by_images = assess(originals, networks)
     assert found.metrics["gfid"] == by_images.metrics["gfid"]
     assert found.metrics["inception_score"] == by_images.metrics["inception_score"]
     assert found.absent.keys() == {"kid", "precision", "recall"}
-    assert all("a mean and a covariance alone" in reason for reason in found.absent.values())
+    assert all("only a mean and a covariance" in reason for reason in found.absent.values())
     assert found.fid["reference_sha256"] == originals.gaussian.sha256
     assert found.fid["reference_images"] == IMAGES
     assert found.fid["reference_image_size"] is found.fid["reference_sample"] is None
@@ -251,56 +251,56 @@ def test_without_a_classifier_its_score_is_absent_with_the_reason(originals):
     ("samples", "lacking"),
     [(2, {"precision", "recall", "inception_score"}), (4, {"inception_score"}), (10, set())],
 )
-def test_few_images_lack_what_needs_more(originals, judges, samples, lacking):
-    found = assess(originals, judges, samples=samples)
+def test_few_images_lack_what_needs_more(originals, networks, samples, lacking):
+    found = assess(originals, networks, samples=samples)
     assert found.absent.keys() == lacking == METRICS - found.metrics.keys()
-    assert all(f"{samples} images are too few for it" in reason for reason in found.absent.values())
+    assert all(f"{samples} images are too few" in reason for reason in found.absent.values())
 
 
-def test_few_real_images_lack_it_too(tmp_path, judges):
-    found = assess(real(put_pictures(tmp_path / "few", 3), judges), judges)
+def test_few_real_images_lack_it_too(tmp_path, networks):
+    found = assess(real(put_pictures(tmp_path / "few", 3), networks), networks)
     assert set(found.absent) == {"precision", "recall"}
     assert "3 images are too few" in found.absent["recall"]
 
 
-def test_features_of_real_images_are_computed_once(photos, judges, cache):
-    first = real(photos, judges)
-    assert judges.inception.seen == IMAGES
-    again = real(photos, judges)
-    assert judges.inception.seen == IMAGES
+def test_features_of_real_images_are_computed_once(photos, networks, cache):
+    first = real(photos, networks)
+    assert networks.inception.seen == IMAGES
+    again = real(photos, networks)
+    assert networks.inception.seen == IMAGES
     assert len(list(cache.iterdir())) == 1
     assert (again.sha256, again.gaussian.sha256) == (first.sha256, first.gaussian.sha256)
     assert torch.equal(again.features.sample.features, first.features.sample.features)
 
 
-def test_unreadable_real_images_are_left_out(tmp_path, judges):
+def test_unreadable_real_images_are_left_out(tmp_path, networks):
     folder = put_pictures(tmp_path / "photos", broken=(2, 5))
-    assert real(folder, judges).gaussian.count == IMAGES - 2
+    assert real(folder, networks).gaussian.count == IMAGES - 2
     with pytest.raises(DataError, match="none of 2 images can be read"):
-        real(put_pictures(tmp_path / "broken", 2, broken=(0, 1)), judges)
+        real(put_pictures(tmp_path / "broken", 2, broken=(0, 1)), networks)
     with pytest.raises(StatisticsError, match="at least 2 images, got 1"):
-        real(put_pictures(tmp_path / "one", 1), judges)
+        real(put_pictures(tmp_path / "one", 1), networks)
 
 
-def test_the_first_images_of_the_first_seed_are_handed_back(originals, judges):
-    many = assess(originals, judges).pictures
+def test_the_first_images_of_the_first_seed_are_handed_back(originals, networks):
+    many = assess(originals, networks).pictures
     assert torch.equal(many, all_images(3)[:PICTURES])
-    few = assess(originals, judges, samples=7).pictures
+    few = assess(originals, networks, samples=7).pictures
     assert torch.equal(few, all_images(3, 7))
 
 
-def test_progress_counts_the_images_of_all_seeds(photos, originals, judges, tmp_path):
+def test_progress_counts_the_images_of_all_seeds(photos, originals, networks, tmp_path):
     seen: list[tuple[int, int]] = []
-    assess(originals, judges, samples=6, on_progress=lambda *counts: seen.append(counts))
+    assess(originals, networks, samples=6, on_progress=lambda *counts: seen.append(counts))
     assert seen == [(4, 12), (6, 12), (10, 12), (12, 12)]
     seen.clear()
     folder = put_pictures(tmp_path / "photos", 5)
-    real(folder, judges, batch_size=3, on_progress=lambda *counts: seen.append(counts))
+    real(folder, networks, batch_size=3, on_progress=lambda *counts: seen.append(counts))
     assert seen == [(3, 5), (5, 5)]
 
 
-def test_a_record_tells_what_the_numbers_rest_on(originals, judges, tmp_path):
-    found = assess(originals, judges)
+def test_a_record_tells_what_the_numbers_rest_on(originals, networks, tmp_path):
+    found = assess(originals, networks)
     append_result(tmp_path / "results.jsonl", found.record())
     (record,) = read_results(tmp_path / "results.jsonl")
     assert record["metrics"] == found.metrics
@@ -322,41 +322,41 @@ def test_a_record_tells_what_the_numbers_rest_on(originals, judges, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 1}, "samples must be at least 2, got 1"),
+        ({"samples": 1}, "images must be at least 2, got 1"),
         ({"classes": 0}, "classes must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"seeds": ()}, r"one or more, each another, got \[\]"),
-        ({"seeds": (1, 2, 1)}, r"one or more, each another, got \[1, 2, 1\]"),
+        ({"seeds": ()}, r"one or more different numbers, got \[\]"),
+        ({"seeds": (1, 2, 1)}, r"one or more different numbers, got \[1, 2, 1\]"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_drawn(originals, judges, options, message):
+def test_mistakes_are_named_before_anything_is_drawn(originals, networks, options, message):
     recorder = Recorder()
     with pytest.raises(ValueError, match=message):
-        assess(originals, judges, recorder, **options)
+        assess(originals, networks, recorder, **options)
     assert recorder.seeds == []
 
 
-def test_a_reference_of_another_network_is_refused_before_anything_is_drawn(originals, judges, tmp_path):
+def test_a_reference_of_another_network_is_refused_before_anything_is_drawn(originals, networks, tmp_path):
     recorder = Recorder()
-    other = FeatureStatistics.of(3)
+    other = FeatureStatistics.empty(3)
     other.update(torch.randn(9, 3))
     other.gaussian().save(tmp_path / "other.npz")
-    with pytest.raises(StatisticsError, match=r"other\.npz has 3 features an image, and Inception has 12"):
-        assess(reference_of_file(tmp_path / "other.npz"), judges, recorder)
+    with pytest.raises(StatisticsError, match=r"other\.npz has 3 features per image, and Inception has 12"):
+        assess(Reference.from_file(tmp_path / "other.npz"), networks, recorder)
     foreign = replace(originals, convention=CheapInception(seed=1).convention)
     with pytest.raises(StatisticsError, match=r"seed 1.*seed 0.*with the same network"):
-        assess(foreign, judges, recorder)
+        assess(foreign, networks, recorder)
     with pytest.raises(StatisticsError, match=r"absent\.npz does not exist"):
-        reference_of_file(tmp_path / "absent.npz")
+        Reference.from_file(tmp_path / "absent.npz")
     (tmp_path / "damaged.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:100])
-    with pytest.raises(StatisticsError, match=r"damaged\.npz is no \.npz file"):
-        reference_of_file(tmp_path / "damaged.npz")
+    with pytest.raises(StatisticsError, match=r"damaged\.npz is not an \.npz file"):
+        Reference.from_file(tmp_path / "damaged.npz")
     assert recorder.seeds == []
 
 
 def test_without_inception_nothing_is_drawn(originals):
     recorder = Recorder()
-    with pytest.raises(WeightsError, match="nothing to judge generated images by: run `x`"):
+    with pytest.raises(WeightsError, match="generated images cannot be measured: run `x`"):
         assess(originals, MetricNetworks(absent={"gfid": "run `x`"}), recorder)
     assert recorder.seeds == []
 
@@ -364,10 +364,10 @@ def test_without_inception_nothing_is_drawn(originals):
 def everything(folder: Path) -> dict:
     """Also where one process draws nothing."""
     network, recorder = CheapClassifier(), Recorder()
-    judges = MetricNetworks(None, network, {}, network)
-    originals = [real(folder / "photos", judges, batch_size=2) for _ in range(2)]
-    found = assess(originals[1], judges, recorder)
-    lonely = assess(originals[1], judges, samples=3)
+    networks = MetricNetworks(None, network, {}, network)
+    originals = [real(folder / "photos", networks, batch_size=2) for _ in range(2)]
+    found = assess(originals[1], networks, recorder)
+    lonely = assess(originals[1], networks, samples=3)
     return {
         "world_size": world_size(),
         "seen": network.seen,

@@ -62,5 +62,5 @@ def test_means_do_not_depend_on_how_the_images_are_batched():
 
 
 def test_no_images_have_no_quality():
-    with pytest.raises(ValueError, match="no image was evaluated"):
+    with pytest.raises(ValueError, match="no image could be measured"):
         ReconstructionQuality().summary()

@@ -5,7 +5,7 @@ import torch
 
 from lgq.data import BrokenImage, EncodedImage
 from lgq.metrics.features import FeatureSet
-from lgq.metrics.reference import Reference, content_hash
+from lgq.metrics.reference import CachedFeatures, content_sha256
 from lgq.models.inception import FeatureConvention
 
 CONVENTION = FeatureConvention(weights="some", weights_sha256="abc")
@@ -35,17 +35,17 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def features() -> FeatureSet:
-    collected = FeatureSet.of(3, sample=5)
+    collected = FeatureSet.empty(3, sample=5)
     collected.update(torch.randn(5, 3), torch.arange(5))
     return collected
 
 
-def find(dataset=None, image_size: int = 64, convention: FeatureConvention = CONVENTION) -> Reference:
-    return Reference.find(dataset or Files(b"a", b"b"), image_size, convention)
+def find(dataset=None, image_size: int = 64, convention: FeatureConvention = CONVENTION) -> CachedFeatures:
+    return CachedFeatures.find(dataset or Files(b"a", b"b"), image_size, convention)
 
 
 def test_content_is_known_wherever_it_lies():
-    assert content_hash(Files(b"a", b"b")) == content_hash(Files(b"a", b"b", prefix="elsewhere/"))
+    assert content_sha256(Files(b"a", b"b")) == content_sha256(Files(b"a", b"b", prefix="elsewhere/"))
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,24 @@ def test_content_is_known_wherever_it_lies():
     [(b"b", b"a"), (b"a",), (b"a", b"b", b"b"), (b"ab", b""), (b"a", b"B"), (b"a", None), (None, b"b")],
 )
 def test_other_content_is_other(other):
-    assert content_hash(Files(*other)) != content_hash(Files(b"a", b"b"))
+    assert content_sha256(Files(*other)) != content_sha256(Files(b"a", b"b"))
 
 
 def test_an_unreadable_file_holds_a_place():
-    assert content_hash(Files(b"a", None)) == content_hash(Files(b"a", None))
-    assert content_hash(Files(b"a", None)) != content_hash(Files(b"a"))
+    assert content_sha256(Files(b"a", None)) == content_sha256(Files(b"a", None))
+    assert content_sha256(Files(b"a", None)) != content_sha256(Files(b"a"))
 
 
 def test_kept_features_are_found(features, cache):
     assert find().features is None
-    find().keep(features)
+    find().save(features)
     found = find(Files(b"a", b"b", prefix="elsewhere/")).features
     assert torch.equal(found.sample.features, features.sample.features)
     assert [path.parent for path in cache.rglob("*.features")] == [cache / "references"]
 
 
 def test_what_decides_the_features_decides_where_they_are(features):
-    find().keep(features)
+    find().save(features)
     assert find(Files(b"a", b"c")).features is None
     assert find(image_size=32).features is None
     for field in ("weights", "weights_sha256", "quantisation", "resize", "normalisation"):
@@ -78,16 +78,16 @@ def test_what_decides_the_features_decides_where_they_are(features):
 
 
 def test_damaged_features_are_none_and_can_be_replaced(features, caplog):
-    find().keep(features)
+    find().save(features)
     find().path.write_bytes(b"damaged")
     assert find().features is None
-    assert "other bytes than were written" in caplog.text
-    find().keep(features)
+    assert "is damaged" in caplog.text
+    find().save(features)
     assert find().features is not None
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(features, cache, caplog):
     cache.write_text("a file, where the directory would be")
-    find().keep(features)
-    assert "cannot be kept" in caplog.text
+    find().save(features)
+    assert "cannot cache" in caplog.text
     assert find().features is None

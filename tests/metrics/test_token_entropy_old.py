@@ -117,7 +117,7 @@ def test_mirrored_images_do_not_count(tmp_path):
 
 
 def test_uniform_tokens_cost_log_k_and_constant_ones_nothing():
-    uniform, constant = TokenCounts.of(1, CODES), TokenCounts.of(1, CODES)
+    uniform, constant = TokenCounts.empty(1, CODES), TokenCounts.empty(1, CODES)
     uniform.update(torch.arange(CODES)[None], [0])
     constant.update(torch.full((1, 50), 4), [0])
     assert uniform.entropy == pytest.approx(math.log(CODES), rel=1e-12)
@@ -126,7 +126,7 @@ def test_uniform_tokens_cost_log_k_and_constant_ones_nothing():
 
 
 def test_a_class_that_was_never_seen_costs_log_k():
-    seen, new = TokenCounts.of(2, CODES), TokenCounts.of(2, CODES)
+    seen, new = TokenCounts.empty(2, CODES), TokenCounts.empty(2, CODES)
     seen.update(torch.full((1, 50), 4), [0])
     new.update(torch.full((1, 7), 4), [1])
     assert new.class_cross_entropy(seen) == pytest.approx(math.log(CODES), rel=1e-12)
@@ -141,7 +141,7 @@ def test_a_class_that_was_never_seen_costs_log_k():
     ],
 )
 def test_tokens_and_labels_that_do_not_exist_are_refused(tokens: Tensor, label: int, message: str):
-    counts = TokenCounts.of(3, CODES)
+    counts = TokenCounts.empty(3, CODES)
     with pytest.raises(ValueError, match=message):
         counts.update(tokens, [label])
     assert counts.tokens == 0

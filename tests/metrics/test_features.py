@@ -1,0 +1,129 @@
+"""Features of a set: statistics of all images, a sample that no order changes, files that keep every bit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lgq.metrics.features import FeatureSample, FeatureSet
+from lgq.metrics.fid import Gaussian, StatisticsError
+from lgq.metrics.kid import kernel_distance
+from lgq.metrics.precision_recall import precision_recall
+
+DIM, IMAGES = 6, 200
+NUMBERED = torch.arange(IMAGES * DIM, dtype=torch.float32).view(IMAGES, DIM)
+
+
+def sample_of(numbers: torch.Tensor, *, limit: int = 20, batch: int = 7, seed: int = 0) -> FeatureSample:
+    sample = FeatureSample.empty(limit, dim=DIM, seed=seed)
+    for chunk in numbers.split(batch):
+        sample.update(NUMBERED[chunk], chunk)
+    return sample
+
+
+def chosen(sample: FeatureSample) -> list[int]:
+    return (sample.features[:, 0] / DIM).long().tolist()
+
+
+def test_a_sample_keeps_all_images_in_order_while_they_fit():
+    assert torch.equal(sample_of(torch.randperm(20)).features, NUMBERED[:20])
+    assert sample_of(torch.arange(0)).features.shape == (0, DIM)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_a_sample_does_not_depend_on_order_or_batches(batch):
+    expected = sample_of(torch.arange(IMAGES), batch=11).features
+    assert len(expected) == 20
+    assert torch.equal(sample_of(torch.randperm(IMAGES), batch=batch).features, expected)
+
+
+def test_another_seed_gives_another_sample():
+    assert chosen(sample_of(torch.arange(IMAGES), seed=1)) != chosen(sample_of(torch.arange(IMAGES), seed=2))
+
+
+def test_each_image_is_sampled_equally_often():
+    counts = torch.zeros(IMAGES)
+    for seed in range(400):
+        counts[chosen(sample_of(torch.arange(IMAGES), batch=200, seed=seed))] += 1
+    # 400 samples of 1 in 10: mean 40, standard deviation 6.
+    assert counts.sum() == 400 * 20
+    assert 40 - 6 * 4 < counts.min() <= counts.max() < 40 + 6 * 5
+    assert float(counts.std()) == pytest.approx(6, abs=1)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_sample_names_what_is_wrong():
+    with pytest.raises(ValueError, match=r"expected features of shape \(2, 3\), got \(2, 4\)"):
+        FeatureSample.empty(5, dim=3).update(torch.zeros(2, 4), torch.arange(2))
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        FeatureSample.empty(0, dim=3)
+
+
+def random_features(count: int, seed: int, shift: float = 0.0) -> torch.Tensor:
+    return torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)) + shift
+
+
+def set_of(rows: torch.Tensor, *, sample: int = 100, batch: int = 7) -> FeatureSet:
+    features = FeatureSet.empty(DIM, sample=sample)
+    for numbers in torch.arange(len(rows)).split(batch):
+        features.update(rows[numbers], numbers)
+    return features
+
+
+def gaussian(rows: torch.Tensor) -> Gaussian:
+    return Gaussian(rows.double().mean(0), torch.cov(rows.double().T), len(rows))
+
+
+def test_distances_are_those_of_all_features():
+    x, y = random_features(40, 1), random_features(50, 2, shift=0.5)
+    expected = {"fid": gaussian(x).distance(gaussian(y)), "kid": kernel_distance(x, y)}
+    expected |= precision_recall(x, y)._asdict()
+    assert set_of(x).compare(set_of(y)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_small_sample_does_not_change_fid():
+    x, y = random_features(40, 1), random_features(50, 2, shift=0.5)
+    few, many = (set_of(x, sample=n).compare(set_of(y, sample=n)) for n in (9, 100))
+    assert few["fid"] == many["fid"]
+    assert few["kid"] != many["kid"]
+
+
+def test_a_set_is_at_distance_0_from_itself():
+    distances = set_of(random_features(20, 1)).compare(set_of(random_features(20, 1), batch=3))
+    assert 0 <= distances["fid"] < 1e-9
+    assert distances["precision"] == distances["recall"] == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "names"),
+    [(1, []), (2, ["fid", "kid"]), (3, ["fid", "kid"]), (4, ["fid", "kid", "precision", "recall"])],
+)
+def test_metrics_that_need_more_images_are_left_out(count, names):
+    few, many = set_of(random_features(count, 1)), set_of(random_features(9, 2))
+    assert list(few.compare(many)) == list(many.compare(few)) == names
+
+
+def test_a_saved_set_keeps_every_bit(tmp_path):
+    saved = set_of(random_features(20, 1))
+    saved.save(tmp_path / "new" / "set.features")
+    loaded = FeatureSet.load(tmp_path / "new" / "set.features")
+    for part in ("statistics", "sample"):
+        for field in dataclasses.fields(getattr(saved, part)):
+            before, after = (getattr(getattr(x, part), field.name) for x in (saved, loaded))
+            torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("harm", ["cut", "bit", "empty"])
+def test_a_damaged_file_is_refused(tmp_path, harm):
+    file = tmp_path / "set.features"
+    set_of(random_features(20, 1)).save(file)
+    whole = file.read_bytes()
+    harmed = {"cut": whole[:-1], "bit": whole[:99] + bytes([whole[99] ^ 4]) + whole[100:], "empty": b""}
+    file.write_bytes(harmed[harm])
+    with pytest.raises(StatisticsError, match="is damaged: delete it"):
+        FeatureSet.load(file)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(StatisticsError, match=r"absent\.features cannot be read: No such file"):
+        FeatureSet.load(tmp_path / "absent.features")
