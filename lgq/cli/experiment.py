@@ -67,8 +67,8 @@ class Experiment:
 
 
 def _table(outcome: ExperimentOutcome) -> Table:
-    estimates, paper = outcome.estimates, outcome.experiment.paper
-    title = outcome.experiment.title + (f" ({paper})" if paper else "")
+    estimates, plan = outcome.estimates, outcome.plan
+    title = plan.title + (f" ({plan.paper})" if plan.paper else "")
     table = Table(title=title, caption=_total(estimates), box=box.SIMPLE_HEAD)
     for heading in ("row", "state"):
         table.add_column(heading, overflow="fold")

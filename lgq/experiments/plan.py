@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lgq.bench.measure import milliseconds
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, open_dataset
 from lgq.data.stream import require_random_access
@@ -25,8 +25,11 @@ from lgq.training.networks import require_feasible
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
 
+Images = str | Path | ImageDataset
+"""A data set, or what the command line calls DATA."""
+
 _LONGEST_NAME = 100
-_TIMED_STEPS, _SLOW_SECONDS = 3, 5.0
+_TIMED_STEPS, _SLOW_MS = 3, 5_000
 """Steps to time; fewer once they have taken this long."""
 
 _log = logging.getLogger(__name__)
@@ -59,126 +62,54 @@ class Experiment:
     """Number of training seeds where the user gives none."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SeededRow:
-    """A row with a training seed and the id of its run."""
+    """A row with a training seed."""
 
-    row: Row
+    planned: PlannedRow
     task: Task
-    id: str
-
-    def __str__(self) -> str:
-        group = f", {self.row.group}" if self.row.group else ""
-        seed = "" if isinstance(self.task, CostTask) else f", seed {self.task.seed}"
-        return f"{self.row.label}{group}{seed}"
 
     @property
-    def names(self) -> set[str]:
-        """Names by which a user may choose the row, in lower case."""
-        return {name.casefold() for name in (self.row.row, self.row.label, self.row.group) if name}
+    def id(self) -> str:
+        return self.planned.id
 
-    def planned(self) -> PlannedRow:
-        row, task = self.row, self.task
-        return PlannedRow(
-            row=row.row, label=row.label, group=row.group, kind=task.kind, seed=task.seed, id=self.id
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Size and time of one row."""
-
-    row: SeededRow
-    finished: bool
-    parameters: int
-    """Number of learned parameters."""
-    seconds: float | None
-    """Training time; None where nothing is trained, or the weights of a metric network are missing."""
+    def __str__(self) -> str:
+        seed = "" if isinstance(self.task, CostTask) else f"seed {self.task.seed}"
+        return ", ".join(filter(None, (self.planned.label, self.planned.group, seed)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedExperiment:
     """The rows of an experiment at a scale, on some images."""
 
-    experiment: Experiment
+    plan: Plan
+    """All rows of the table."""
+    rows: tuple[SeededRow, ...]
+    """Rows of this call: those that the user chose, or a share of them."""
     scale: Scale
     sources: Sources
     results: ResultsDirectory
-    rows: tuple[SeededRow, ...]
-    """All rows of the table."""
-    chosen: tuple[SeededRow, ...]
-    """Rows of this call: those that the user chose, or its share of them."""
-
-    def plan(self) -> Plan:
-        """Return what the results directory keeps of it."""
-        experiment, scale, names = self.experiment, self.scale, self.sources.names
-        return Plan(
-            experiment=experiment.name,
-            title=experiment.title,
-            paper=experiment.paper,
-            about=experiment.about,
-            scale=scale.name,
-            data=names[0],
-            validation_data=names[1],
-            images=self.sources.fingerprint,
-            shown=names[2],
-            protocol={
-                "steps": scale.tokenizer.loop.steps,
-                "ablation_steps": scale.ablation.steps,
-                "generator_steps": scale.generator.loop.steps,
-                "precision": scale.tokenizer.precision,
-                "measuring": json.loads(json.dumps(asdict(scale.measuring))),
-            },
-            rows=tuple(row.planned() for row in self.rows),
-        )
-
-    def estimates(self) -> list[Estimate]:
-        """Estimate the training time of each row from a few steps on this machine; nothing is written.
-
-        Finished rows take no time. Rows of one kind have the same time per step, measured once.
-        """
-        seconds_per_step: dict[str, float | None] = {}
-        estimates = []
-        for row in self.chosen:
-            finished, kind, seconds = self.results.is_finished(row.id), _kind(row.task), None
-            if not finished:
-                if kind not in seconds_per_step:
-                    seconds_per_step[kind] = _seconds_per_step(row.task, self.sources)
-                seconds = seconds_per_step[kind]
-            estimates.append(
-                Estimate(
-                    row=row,
-                    finished=finished,
-                    parameters=row.task.parameters(),
-                    seconds=None if seconds is None else seconds * row.task.steps,
-                )
-            )
-        return estimates
 
 
-def open_sources(
-    data: str | Path | ImageDataset,
-    val_data: str | Path | ImageDataset | None = None,
-    show: str | Path | ImageDataset | None = None,
-) -> Sources:
+def open_sources(data: Images, val_data: Images | None = None, show: Images | None = None) -> Sources:
     """Open the images to train on, to validate on and to show; each defaults to the one before it."""
     if val_data is None:
         _log.info("no validation data: validating and evaluating on the training images.")
-    training, training_name = _opened(data, "data")
-    validation, validation_name = (
-        (training, training_name) if val_data is None else _opened(val_data, "val-data")
-    )
-    shown, shown_name = (validation, validation_name) if show is None else _opened(show, "show")
-    names = (training_name, validation_name, shown_name)
-    return Sources(data=training, validation=validation, shown=shown, names=names)
+    val_data = data if val_data is None else val_data
+    show = val_data if show is None else show
+    training = _open(data, "--data")
+    validation = training if val_data is data else _open(val_data, "--val-data")
+    shown = validation if show is val_data else _open(show, "--show")
+    named = [str(x) if isinstance(x, str | Path) else repr(x) for x in (data, val_data, show)]
+    return Sources(data=training, validation=validation, shown=shown, names=tuple(named))
 
 
-def _opened(data: str | Path | ImageDataset, option: str) -> tuple[ImageDataset, str]:
-    if not isinstance(data, str | Path):
-        return data, repr(data)
-    dataset = open_dataset(data)
-    require_random_access(dataset, f"an experiment's --{option}")
-    return dataset, str(data)
+def _open(source: Images, option: str) -> ImageDataset:
+    if not isinstance(source, str | Path):
+        return source
+    dataset = open_dataset(source)
+    require_random_access(dataset, f"an experiment's {option}")
+    return dataset
 
 
 def plan_rows(
@@ -194,17 +125,37 @@ def plan_rows(
     """Plan the rows of an experiment; the arguments are those of `lgq.experiment`."""
     count = experiment.seeds if seeds is None else seeds
     require_at_least(1, seeds=count)
-    # All rows of the first seed come first; what has no seed comes once.
-    tasks = [(row, row.task.seeded(seed)) for seed in range(count) for row in experiment.rows(scale)]
-    once = [(row, task) for i, (row, task) in enumerate(tasks) if (row, task) not in tasks[:i]]
-    rows = [SeededRow(row=row, task=task, id=run_id(task, scale, sources.fingerprint)) for row, task in once]
+    rows: dict[tuple[str, str], SeededRow] = {}
+    for seed in range(count):
+        for row in experiment.rows(scale):
+            task = row.task.seeded(seed)
+            id = run_id(task, scale, sources.fingerprint)
+            named = {"row": row.row, "label": row.label, "group": row.group}
+            planned = PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)
+            # Costs have no seed, so that each comes once.
+            rows[row.row, id] = SeededRow(planned, task)
+    plan = Plan(
+        experiment=experiment.name,
+        title=experiment.title,
+        paper=experiment.paper,
+        about=experiment.about,
+        scale=scale.name,
+        data=sources.names[0],
+        validation_data=sources.names[1],
+        shown=sources.names[2],
+        images=sources.fingerprint,
+        protocol={
+            "steps": scale.tokenizer.loop.steps,
+            "ablation_steps": scale.ablation.steps,
+            "generator_steps": scale.generator.loop.steps,
+            "precision": scale.tokenizer.precision,
+            "measuring": json.loads(json.dumps(asdict(scale.measuring))),
+        },
+        rows=tuple(row.planned for row in rows.values()),
+    )
+    chosen = _share(_named(list(rows.values()), only), shard or "0/1")
     return PlannedExperiment(
-        experiment=experiment,
-        scale=scale,
-        sources=sources,
-        results=ResultsDirectory(out),
-        rows=tuple(rows),
-        chosen=tuple(_share(_named(rows, only), shard or "0/1")),
+        plan=plan, rows=tuple(chosen), scale=scale, sources=sources, results=ResultsDirectory(out)
     )
 
 
@@ -222,47 +173,67 @@ def run_id(task: Task, scale: Scale, images: str) -> str:
 
 def _named(rows: Sequence[SeededRow], only: Sequence[str]) -> list[SeededRow]:
     """Return the rows with one of these names, labels or groups; all rows where none is given."""
-    known, wanted = {name for row in rows for name in row.names}, {word.casefold().strip() for word in only}
+    wanted = {word.casefold().strip() for word in only}
+    planned = [row.planned for row in rows]
+    names = [{name.casefold() for name in (row.row, row.label, row.group) if name} for row in planned]
+    known = set().union(*names)
     for word in sorted(wanted - known):
         close = difflib.get_close_matches(word, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(known))}."
         raise LGQError(f"no row is called {word!r}: {hint}")
-    return [row for row in rows if not wanted or wanted & row.names]
+    return [row for row, own in zip(rows, names, strict=True) if not wanted or wanted & own]
 
 
 def _share(rows: Sequence[SeededRow], shard: str) -> list[SeededRow]:
     """Return the i-th of n shares, given as i/n; a run that several rows ask for is in one share only."""
     number, slash, count = shard.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal()):
-        raise LGQError(f"shard must have the form i/n, such as 0/4, got {shard!r}.")
-    if not int(number) < int(count):
-        raise LGQError(f"shard i/n must have i from 0 to n - 1, got {shard}.")
+    if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise LGQError(f"shard must have the form i/n with i from 0 to n - 1, such as 0/4, got {shard!r}.")
     return list({row.id: row for row in rows}.values())[int(number) :: int(count)]
 
 
-def _kind(task: Task) -> str:
-    """Describe what decides the time of a step."""
-    if isinstance(task, TokenizerTask):
-        return f"{task.run.quantizer}, {task.run.codebook_size} codes, {task.run.stages} stages"
-    return f"generator, {_kind(task.tokenizer)}" if isinstance(task, GeneratorTask) else task.kind
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Size and time of one row."""
+
+    row: SeededRow
+    finished: bool
+    parameters: int
+    """Number of learned parameters."""
+    seconds: float | None
+    """Training time; None where nothing is trained, or the weights of LPIPS are missing."""
 
 
-def _seconds_per_step(task: Task, sources: Sources) -> float | None:
+def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
+    """Estimate the training time of each row from a few steps on this machine; nothing is written.
+
+    Finished rows take no time. Rows of one kind have the same time per step, measured once.
+    """
+    ms_per_step: dict[str, float | None] = {}
+    estimates = []
+    for row in planned.rows:
+        task, finished, ms = row.task, planned.results.is_finished(row.id), None
+        if not finished and not isinstance(task, CostTask):
+            tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
+            kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"
+            if kind not in ms_per_step:
+                ms_per_step[kind] = _ms_per_step(task, planned.sources)
+            ms = ms_per_step[kind]
+        seconds = None if ms is None else ms * task.steps / 1e3
+        estimates.append(Estimate(row=row, finished=finished, parameters=task.parameters(), seconds=seconds))
+    return estimates
+
+
+def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources) -> float | None:
     """Return the time of the last step, which includes a discriminator that starts late."""
-    if isinstance(task, CostTask):
-        return None
     try:
-        step = _tokenizer_step(task, sources) if isinstance(task, TokenizerTask) else _generator_step(task)
-        times: list[float] = []
-        while len(times) < _TIMED_STEPS and sum(times) < _SLOW_SECONDS:
-            started = time.perf_counter()
-            step(task.steps - 1)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - started)
+        step = _generator_step(task) if isinstance(task, GeneratorTask) else _tokenizer_step(task, sources)
     except WeightsError as error:
-        _log.warning("no time of %s: %s", _kind(task), error)
+        _log.warning("no time of %s: %s", task.name(), error)
         return None
+    times: list[float] = []
+    while len(times) < _TIMED_STEPS and sum(times) < _SLOW_MS:
+        times.append(milliseconds(lambda: step(task.steps - 1), join_processes()))
     return min(times)
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from lgq.data import ImageDataset
 from lgq.distributed import broadcast_from_first, join_processes, rank
 from lgq.experiments.plan import (
     Estimate,
-    Experiment,
+    Images,
     PlannedExperiment,
     SeededRow,
+    estimate_rows,
     open_sources,
     plan_rows,
     run_id,
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 class ExperimentOutcome:
     """How a call ended."""
 
-    experiment: Experiment
+    plan: Plan
     rows: int
     """Number of rows that were asked for."""
     new_rows: int = 0
@@ -79,11 +79,11 @@ class ExperimentOutcome:
 def experiment(
     name: str,
     scale: str,
-    data: str | Path | ImageDataset,
+    data: Images,
     out: str | Path,
     *,
-    val_data: str | Path | ImageDataset | None = None,
-    show: str | Path | ImageDataset | None = None,
+    val_data: Images | None = None,
+    show: Images | None = None,
     seeds: int | None = None,
     shard: str | None = None,
     only: Sequence[str] = (),
@@ -113,13 +113,13 @@ def experiment(
     sources = open_sources(data, val_data, show)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
     if dry_run:
-        return ExperimentOutcome(table, len(planned.chosen), estimates=planned.estimates())
+        return ExperimentOutcome(planned.plan, len(planned.rows), estimates=estimate_rows(planned))
     return run_planned(planned, command)
 
 
 def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> ExperimentOutcome:
     """Train, evaluate and record the rows of a plan that are not finished yet."""
-    _write_plan(planned.results, planned.plan())
+    _write_plan(planned.results, planned.plan)
     device = join_processes()
     with stop_on_signals() as stop:
         context = Context(
@@ -132,7 +132,7 @@ def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> Expe
             command=command,
             stop=stop,
         )
-        rows, outcome = planned.chosen, ExperimentOutcome(planned.experiment, len(planned.chosen))
+        rows, outcome = planned.rows, ExperimentOutcome(planned.plan, len(planned.rows))
         try:
             busy = _attempt(context, planned, rows, outcome)
             # The processes that held them may have finished or died by now.

@@ -126,7 +126,7 @@ def pocket_tables() -> Scale:
         generator=named_generator("pocket"),
         sizes=(1_024, 4_096, 16_384),
         matched_sizes=(1_024, 4_096, 16_384),
-        cost=_paper_cost(tokenizer),
+        cost=CostTask(quantizer="lgq", codebook_size=16_384, around=tokenizer),
         cost_sizes=(4_096, 16_384, 65_536, 262_144),
         # 5,000 images of 64 tokens: with 1,000, some of 16,384 codes would be unused for lack of tokens.
         measuring=Measuring(images=1_000, geometry_images=5_000, samples=1_000, sampling_seeds=(0, 1)),
@@ -151,7 +151,7 @@ def imagenet256() -> Scale:
         generator=named_generator("imagenet256"),
         sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
         matched_sizes=(4_096, 16_384, 65_536),
-        cost=_paper_cost(tokenizer),
+        cost=CostTask(quantizer="lgq", codebook_size=16_384, around=tokenizer),
         cost_sizes=(4_096, 16_384, 65_536, 262_144),
         measuring=Measuring(
             images=10_000, geometry_images=5_000, samples=50_000, sampling_seeds=(0, 1, 2, 3)
@@ -166,11 +166,6 @@ def named_scale(name: str) -> Scale:
     """Return the scale of that name."""
     require_known("scale", name, SCALES)
     return SCALES[name]()
-
-
-def _paper_cost(around: TokenizerRun) -> CostTask:
-    """Return the batch of the paper's cost table: 32 images of 256 tokens with 64 channels."""
-    return CostTask(quantizer="lgq", codebook_size=16_384, tokens=8_192, dim=64, repeats=5, around=around)
 
 
 def _adjusted(run: AnyRun, steps: int | None, precision: Precision | None) -> AnyRun:

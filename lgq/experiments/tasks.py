@@ -155,16 +155,16 @@ class GeneratorTask:
 
 @dataclass(frozen=True, kw_only=True)
 class CostTask:
-    """Measure time and memory of a quantizer's forward and backward pass."""
+    """Measure time and memory of a quantizer's forward and backward pass, by default on the paper's batch."""
 
     kind: ClassVar[str] = "cost"
     quantizer: str
     codebook_size: int
-    tokens: int
-    """Vectors in a batch."""
-    dim: int
+    tokens: int = 8_192
+    """Vectors in a batch: 32 images of 256 tokens."""
+    dim: int = 64
     """Channels of a vector."""
-    repeats: int
+    repeats: int = 5
     around: TokenizerRun
     """Run whose encoder and decoder are timed for comparison."""
 
@@ -215,7 +215,7 @@ class Sources:
     validation: ImageDataset
     shown: ImageDataset
     """Images to show."""
-    names: tuple[str, str, str]
+    names: tuple[str, ...]
     """What the user calls the three."""
 
     @cached_property

@@ -5,13 +5,13 @@ import re
 
 import pytest
 from PIL import Image
+from result_sets import plan_of
 from tiny_experiments import SMOKE, cheap_networks
 
 from lgq.bench.quantizers import QuantizerRow
 from lgq.cli import main
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome
-from lgq.experiments.tables import EXPERIMENTS
 from lgq.experiments.tasks import measure_cost
 
 
@@ -69,7 +69,7 @@ def test_mistakes_are_named_in_one_line(images, out, capsys):
     for words, *arguments in (
         ("did you mean 'comparison'", "comparson", images, out),
         ("form i/n", "logits", images, out, "--shard", "1"),
-        ("from 0 to n - 1, got 2/2", "logits", images, out, "--shard", "2/2"),
+        ("from 0 to n - 1, such as 0/4, got '2/2'", "logits", images, out, "--shard", "2/2"),
         ("no row is called", "logits", images, out, "--only", "l3"),
         ("seeds must be", "logits", images, out, "--seeds", "0"),
         ("does not exist", "logits", images / "nowhere", out),
@@ -80,7 +80,7 @@ def test_mistakes_are_named_in_one_line(images, out, capsys):
 
 
 def test_a_row_left_to_another_process_ends_in_code_75(images, out, monkeypatch, capsys):
-    busy = ExperimentOutcome(EXPERIMENTS["logits"], 2, 1, busy=["lgq-k32"], failed=["fsq-k32"])
+    busy = ExperimentOutcome(plan_of("logits", []), 2, 1, busy=["lgq-k32"], failed=["fsq-k32"])
     monkeypatch.setattr("lgq.cli.experiment.experiment", lambda **_: busy)
     with pytest.raises(SystemExit) as stop:
         run("logits", images, out)
