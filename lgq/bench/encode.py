@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lgq.bench.measure import Call, interleaved_ms, require_measurable
+from lgq.bench.measure import Call, interleaved_ms, measured_device
 from lgq.checks import require_at_least
 from lgq.ops.search import nearest_codes
 
@@ -47,8 +47,8 @@ def plan(settings: EncodeBenchmark) -> tuple[int, ...]:
 
 def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
-    require_measurable(sizes=settings.sizes, device=settings.device)
-    device, generator = torch.device(settings.device), torch.Generator().manual_seed(0)
+    require_at_least(1, sizes=min(settings.sizes, default=0))
+    device, generator = measured_device(settings.device), torch.Generator().manual_seed(0)
     z = torch.randn(settings.tokens, settings.dim, generator=generator).to(device)
     for size in plan(settings):
         codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5

@@ -1,6 +1,5 @@
 """An evaluation beside its network passes, and the Fréchet distance beside scipy's, in turns."""
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
@@ -9,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.bench.measure import Call, milliseconds, require_measurable
+from lgq.bench.measure import Call, measured_device, milliseconds
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import random_subset
@@ -58,21 +57,19 @@ class EvaluateRow:
 
 
 def plan(settings: EvaluateBenchmark) -> tuple[str, ...]:
-    """Names of the rows; those that need scipy are absent without it."""
-    has_scipy = importlib.util.find_spec("scipy") is not None
-    return ("evaluation", *(_IMAGES_PER_FEATURE if has_scipy else ()))
+    return ("evaluation", *_IMAGES_PER_FEATURE)
 
 
 def run(settings: EvaluateBenchmark) -> Iterator[EvaluateRow]:
     require_at_least(1, images=settings.images, batch_size=settings.batch_size, rounds=settings.rounds)
     require_at_least(2, features=settings.features)
-    require_measurable(device=settings.device)
+    device = measured_device(settings.device)
     for name in plan(settings):
-        yield (_evaluation_row if name == "evaluation" else _frechet_row)(name, settings)
+        yield (_evaluation_row if name == "evaluation" else _frechet_row)(name, settings, device)
 
 
-def _evaluation_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
-    run, device = named_run(settings.name), torch.device(settings.device)
+def _evaluation_row(name: str, settings: EvaluateBenchmark, device: torch.device) -> EvaluateRow:
+    run = named_run(settings.name)
     data = random_subset(open_dataset(settings.data), settings.images)
     torch.manual_seed(run.seed)
     tokenizer = Tokenizer(run.backbone, run.quantizer, run.codebook_size).eval().to(device)
@@ -95,7 +92,7 @@ def _evaluation_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
     batches = [batch.images.to(device) for batch in ImageLoader(data, loading).one_pass()]
     evaluation(random_subset(data, 2))  # imports modules, and creates the buffers of libraries
     networks = networks_alone(tokenizer, lpips, inception, batches)
-    return _in_turns(name, lambda: evaluation(data), "the networks alone", networks, settings)
+    return _in_turns(name, lambda: evaluation(data), "the networks alone", networks, settings.rounds, device)
 
 
 def networks_alone(
@@ -115,7 +112,7 @@ def networks_alone(
     return forward
 
 
-def _frechet_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
+def _frechet_row(name: str, settings: EvaluateBenchmark, device: torch.device) -> EvaluateRow:
     images, gaussians, distances = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1, [], {}
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
@@ -132,7 +129,7 @@ def _frechet_row(name: str, settings: EvaluateBenchmark) -> EvaluateRow:
     def scipy() -> None:
         distances["scipy"] = distance_by_sqrtm(*gaussians)
 
-    row = _in_turns(name, ours, "scipy.linalg.sqrtm", scipy, settings)
+    row = _in_turns(name, ours, "scipy.linalg.sqrtm", scipy, settings.rounds, device)
     return replace(row, difference=abs(distances["ours"] / distances["scipy"] - 1))
 
 
@@ -146,14 +143,13 @@ def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:
 
 
 def _in_turns(
-    name: str, ours: Call, reference: str, theirs: Call, settings: EvaluateBenchmark
+    name: str, ours: Call, reference: str, theirs: Call, rounds: int, device: torch.device
 ) -> EvaluateRow:
-    device = torch.device(settings.device)
-    rounds = [(milliseconds(ours, device), milliseconds(theirs, device)) for _ in range(settings.rounds)]
+    times = [(milliseconds(ours, device), milliseconds(theirs, device)) for _ in range(rounds)]
     return EvaluateRow(
         name=name,
         reference=reference,
-        seconds=median(ours_ms for ours_ms, _ in rounds) / 1e3,
-        reference_seconds=median(theirs_ms for _, theirs_ms in rounds) / 1e3,
-        ratio=median(ours_ms / theirs_ms for ours_ms, theirs_ms in rounds),
+        seconds=median(ours_ms for ours_ms, _ in times) / 1e3,
+        reference_seconds=median(theirs_ms for _, theirs_ms in times) / 1e3,
+        ratio=median(ours_ms / theirs_ms for ours_ms, theirs_ms in times),
     )

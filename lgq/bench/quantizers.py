@@ -22,16 +22,14 @@ from lgq.bench.measure import (
     Call,
     available_bytes,
     interleaved_ms,
+    measured_device,
     milliseconds,
     peak_extra_bytes,
-    require_measurable,
 )
 from lgq.checks import require_at_least
 from lgq.errors import LGQError
-from lgq.models.autoencoder import Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantizer
 from lgq.quantizers.fsq import levels_for
-from lgq.training.settings import TokenizerRun
 
 PEER = "vector-quantize-pytorch"
 _OF_THE_PEER = ("vq", "rotvq", "fsq", "lfq", "simvq")
@@ -94,13 +92,14 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
 
 def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
     require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
-    require_measurable(sizes=settings.sizes, device=settings.device)
+    require_at_least(1, sizes=min(settings.sizes, default=0))
+    device = measured_device(settings.device)
     for row in plan(settings):
         dense = QUANTIZERS[row.quantizer].dense_matrices or 0
         # The peer keeps up to two n x k matrices more than the dense reference, if there are any.
         matrices = {"ours": 0, "dense": dense}.get(row.implementation, dense and dense + 2)
         needed = matrices * row.tokens * row.codebook_size * 4
-        fits = needed < 0.9 * available_bytes(torch.device(settings.device))
+        fits = needed < 0.9 * available_bytes(device)
         yield _measure_in_new_process(row, settings) if fits else row
 
 
@@ -188,25 +187,6 @@ def six_gemms(tokens: int, dim: int, size: int, device: torch.device) -> Call:
                 gradient.addmm_(s.T, tile)
 
     return run
-
-
-def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats: int) -> float:
-    """Best time of a training step of encoder and decoder alone (l1, AdamW), for that many tokens."""
-    torch.manual_seed(run.seed)
-    encoder, decoder = Encoder(run.backbone).to(device), Decoder(run.backbone).to(device)
-    optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=run.learning_rate)
-    side = run.image_size // run.backbone.factor
-    images = torch.rand(max(1, tokens // side**2), 3, run.image_size, run.image_size, device=device)
-
-    def step() -> None:
-        with run.autocast(device.type):
-            loss = (decoder(encoder(images)) - images).abs().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    return interleaved_ms({"step": step}, repeats=repeats, device=device)["step"]
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
     top-k       only the most likely codes
     top-p       only the most likely codes that together reach a probability
 
-The weights are random: the time hardly depends on them.
-b = images, n = tokens per image, m = predicted positions, k = codes.
+The weights are random: the time hardly depends on them.   b = images.
 """
 
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from lgq.bench.measure import milliseconds, require_measurable
+from lgq.bench.measure import measured_device, milliseconds, now
 from lgq.checks import require_at_least
 from lgq.maskgit import MaskGIT
-from lgq.models.sampling import Sampling, sample_tokens
+from lgq.models.sampling import Sampling
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 
@@ -75,8 +74,7 @@ def plan(settings: SampleBenchmark) -> dict[str, Sampling]:
 
 def run(settings: SampleBenchmark) -> Iterator[SampleRow]:
     require_at_least(1, batch_size=settings.batch_size, rounds=settings.rounds)
-    require_measurable(device=settings.device)
-    device = torch.device(settings.device)
+    device = measured_device(settings.device)
     maskgit = random_generator(settings.name).to(device)
     classes = torch.arange(settings.batch_size, device=device) % _CLASSES
     for name, sampling in plan(settings).items():
@@ -115,33 +113,24 @@ class Times(NamedTuple):
 
 
 def measure(maskgit: MaskGIT, classes: Int64[Tensor, " b"], sampling: Sampling) -> Times:
-    """Times of one batch, sampled as `MaskGIT.sample` does."""
+    """Sample one batch, and time its parts."""
     transformer, device = maskgit.transformer, classes.device
-    tokens = classes.new_full((len(classes), transformer.length), transformer.mask_token)
-    forward = full = 0.0
+    forward = full = started = 0.0
+    batches: list[Tensor] = []
 
-    def predict(
-        tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"], where: Bool[Tensor, "b n"]
-    ) -> Float[Tensor, "m k"]:
+    def before(*_: object) -> None:
+        nonlocal started
+        started = now(device)
+
+    def after(_module: object, inputs: tuple[Tensor, Tensor, Tensor], _output: object) -> None:
         nonlocal forward, full
-        logits: list[Tensor] = []
-        forward += milliseconds(lambda: logits.append(transformer(tokens, classes, where)), device)
-        full += milliseconds(lambda: transformer(tokens, classes, torch.ones_like(where)), device)
-        return logits[0]
+        forward += (now(device) - started) * 1e3
+        tokens, classes, where = inputs
+        full += milliseconds(lambda: transformer.forward(tokens, classes, torch.ones_like(where)), device)
 
-    def sample() -> None:
-        nonlocal tokens
-        tokens = sample_tokens(
-            predict,
-            tokens,
-            classes,
-            sampling,
-            mask_token=transformer.mask_token,
-            null_class=transformer.null_class,
-            grid=maskgit.token_shape,
-            generator=torch.Generator(device).manual_seed(0),
-        )
-
-    total = milliseconds(sample, device)
-    decoding = milliseconds(lambda: maskgit.tokenizer.decode(tokens.view(-1, *maskgit.token_shape)), device)
+    hooks = (transformer.register_forward_pre_hook(before), transformer.register_forward_hook(after))
+    total = milliseconds(lambda: batches.append(maskgit.sample(classes, sampling, seed=0)), device)
+    decoding = milliseconds(lambda: maskgit.tokenizer.decode(batches[0]), device)
+    for hook in hooks:
+        hook.remove()
     return Times(forward, full, total - forward - full, decoding)

@@ -7,10 +7,9 @@ from rich.table import Table
 
 from lgq.bench.encode import EncodeRow
 from lgq.bench.evaluate import EvaluateRow
-from lgq.bench.measure import PARTS
 from lgq.bench.quantizers import PEER, QuantizerRow
 from lgq.bench.sample import SampleRow
-from lgq.bench.train import TrainRow
+from lgq.bench.train import PARTS, TrainRow
 
 
 def quantizer_table(rows: Sequence[QuantizerRow]) -> Table:

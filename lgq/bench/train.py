@@ -20,15 +20,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.bench.measure import PARTS, BenchmarkError, milliseconds, seconds_by_part
+from lgq.bench.measure import BenchmarkError, interleaved_ms, milliseconds, now
 from lgq.checks import require_at_least
 from lgq.data import open_dataset
+from lgq.models.autoencoder import Decoder, Encoder
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.settings import Precision, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 
 Step = Callable[[int], object]
+PARTS = ("data", "encoder", "quantizer", "decoder", "losses", "optimizer")
+"""Parts of a training step; a discriminator's own step counts as `optimizer`."""
 _WARM_UP = 8
 """Untimed steps: more batches than the loader keeps ready, which it decoded while others trained."""
 
@@ -152,3 +155,60 @@ def _shares(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
     _train(trainer.train_step, _WARM_UP)
     seconds = seconds_by_part(trainer, steps)
     return {part: seconds[part] / sum(seconds.values()) for part in PARTS}
+
+
+def seconds_by_part(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
+    """Seconds of each part, forward and backward, summed over `steps` training steps."""
+    tokenizer, seconds, last = trainer.tokenizer, dict.fromkeys(PARTS, 0.0), 0.0
+
+    def mark(part: str) -> None:
+        """Give the time since the last mark to a part."""
+        nonlocal last
+        time_of_mark = now(trainer.device)
+        seconds[part] += time_of_mark - last
+        last = time_of_mark
+
+    def after(part: str, next_part: str) -> Any:
+        """A hook that ends a part; in the backward pass, it ends the next one, whose work is done then."""
+
+        def hook(_module: object, _inputs: object, output: Any) -> None:
+            mark(part)
+            result: Tensor = output if isinstance(output, Tensor) else output.quantized
+            result.register_hook(lambda _: mark(next_part))
+
+        return hook
+
+    handles = [
+        tokenizer.encoder.register_forward_pre_hook(lambda *_: mark("data")),
+        tokenizer.encoder.register_forward_hook(after("encoder", "quantizer")),
+        tokenizer.quantizer.register_forward_hook(after("quantizer", "decoder")),
+        tokenizer.decoder.register_forward_hook(after("decoder", "losses")),
+        # The stem is the last layer to get its gradient.
+        tokenizer.encoder.stem.weight.register_post_accumulate_grad_hook(lambda _: mark("encoder")),
+    ]
+    last = now(trainer.device)
+    for step in range(steps):
+        trainer.train_step(step)
+        mark("optimizer")
+    for handle in handles:
+        handle.remove()
+    return seconds
+
+
+def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats: int) -> float:
+    """Best time of a training step of encoder and decoder alone (l1, AdamW), for that many tokens."""
+    torch.manual_seed(run.seed)
+    encoder, decoder = Encoder(run.backbone).to(device), Decoder(run.backbone).to(device)
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()], lr=run.learning_rate)
+    side = run.image_size // run.backbone.factor
+    images = torch.rand(max(1, tokens // side**2), 3, run.image_size, run.image_size, device=device)
+
+    def step() -> None:
+        with run.autocast(device.type):
+            loss = (decoder(encoder(images)) - images).abs().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return interleaved_ms({"step": step}, repeats=repeats, device=device)["step"]

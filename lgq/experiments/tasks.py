@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.bench.quantizers import QuantizerBenchmark, networks_ms
+from lgq.bench.quantizers import QuantizerBenchmark
 from lgq.bench.quantizers import run as run_benchmark
+from lgq.bench.train import networks_ms
 from lgq.config import to_json
 from lgq.data import BrokenImage, ImageDataset, ImageLoader, LoaderSettings, to_png
 from lgq.data.images import Subset, random_subset

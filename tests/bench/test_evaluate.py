@@ -1,7 +1,5 @@
 """The benchmark of an evaluation measures what it claims to."""
 
-import importlib.util
-
 import pytest
 import torch
 from cheap_inception import FEATURES, CheapInception
@@ -39,12 +37,6 @@ def test_every_row_of_the_plan_is_measured(tmp_path):
     assert list(tmp_path.iterdir()) == [], "no features are cached"
 
 
-def test_without_scipy_its_rows_are_absent(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "scipy" else find(name))
-    assert evaluate.plan(SMALL) == ("evaluation",)
-
-
 def test_both_sides_run_the_networks_on_the_same_images():
     tokenizer = Tokenizer(Backbone(widths=(8, 16), blocks=1, groups=4, latent_channels=8), "lgq", 16).eval()
     lpips, inception = LPIPS(), CheapInception()
@@ -61,18 +53,3 @@ def test_the_distance_by_scipy_is_right():
     mean = torch.tensor([1.0, 0.0, -2.0]).double()
     distance = distance_by_sqrtm(Gaussian(mean, a.diag()), Gaussian(0 * mean, b.diag()))
     assert distance == pytest.approx(5 + 1 + 0 + 4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"images": 0}, "images must be at least 1, got 0"),
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"features": 1}, "features must be at least 2, got 1"),
-        ({"device": "abacus"}, "device must be cpu or cuda, got abacus"),
-        ({"name": "nope"}, "unknown run 'nope'"),
-    ],
-)
-def test_mistakes_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        list(evaluate.run(EvaluateBenchmark(**settings)))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from lgq.bench import train
-from lgq.bench.measure import PARTS, seconds_by_part
-from lgq.bench.train import OnOneBatch, TrainBenchmark, plain_step
+from lgq.bench.train import PARTS, OnOneBatch, TrainBenchmark, plain_step, seconds_by_part
 from lgq.cli import main
 from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
@@ -64,16 +63,3 @@ def test_the_command_measures_every_variant(capsys):
     assert rows[0]["shares"] is None
     assert sum(rows[3]["shares"].values()) == pytest.approx(1)
     assert "Training step" in printed.err
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"name": "nope"}, "unknown run 'nope'"),
-        ({"name": "imagenet256-lgq"}, "the plain model lacks"),
-    ],
-)
-def test_mistakes_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        list(train.run(TrainBenchmark(**settings)))
