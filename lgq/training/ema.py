@@ -1,4 +1,4 @@
-"""An exponential moving average of weights (Polyak & Juditsky 1992), often better than the last ones."""
+"""Exponential moving average of weights (Polyak & Juditsky 1992), often better than the last weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ _PREFIX = "weights."
 
 
 class WeightAverage:
-    """Follows a model: average <- d average + (1 - d) parameter after each step; buffers are copied.
+    """Average of a model's parameters: average <- d average + (1 - d) parameter; buffers are copied.
 
-    model: begins the average. Later ones need the same names and shapes, on whichever device.
-    decay: d, approached by min(decay, (1 + t) / (10 + t)) after t updates, so that the random start
-        of the model is soon forgotten.
+    model: gives the initial values. Models of later calls need the same names and shapes, on any device.
+    decay: d, approached by min(decay, (1 + t) / (10 + t)) after t updates, so that the initial weights
+        are soon forgotten.
 
-    Averages of half-precision parameters are float32: at usual decays a step would round to nothing.
+    Averages of half-precision parameters are float32: at usual decays an update would round to nothing.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -34,15 +34,16 @@ class WeightAverage:
 
     @property
     def present_decay(self) -> float:
-        """The d of the next update."""
+        """Decay d of the next update."""
         return min(self.decay, (1 + self.updates) / (10 + self.updates))
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the model's weights; call it once after each optimizer step."""
+        """Add the model's weights to the average; call it once after each optimizer step."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         _require_same_shapes(self._weights(), parameters | buffers)
-        self._averages, self._buffers = _beside(self._averages, parameters), _beside(self._buffers, buffers)
+        self._averages = _on_devices_of(self._averages, parameters)
+        self._buffers = _on_devices_of(self._buffers, buffers)
         values = [parameters[name].to(average.dtype) for name, average in self._averages.items()]
         if values:
             get_ema_multi_avg_fn(self.present_decay)(list(self._averages.values()), values, self.updates)
@@ -51,7 +52,7 @@ class WeightAverage:
 
     @contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model has the averaged weights; after it, its own to the last bit, come what may."""
+        """Give the model the averaged weights for a block, and its own back afterwards, bit for bit."""
         _require_same_shapes(self._weights(), _weights_of(model))
         own = {name: _copy(weight) for name, weight in _weights_of(model).items()}
         try:
@@ -61,12 +62,12 @@ class WeightAverage:
             _overwrite(_weights_of(model), own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that resuming needs but the decay, which is a setting; shares memory, as a module's does."""
+        """Return everything that resuming needs except the decay; shares memory, as a module's does."""
         weights = {_PREFIX + name: weight for name, weight in self._weights().items()}
         return {_UPDATES: torch.tensor(self.updates), **weights}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`, on the devices of this average; refused before anything changes."""
+        """Continue from a `state_dict`, on the devices of this average; errors leave it unchanged."""
         if _UPDATES not in state:
             raise LGQError(f"the state of a weight average has {_UPDATES!r}, got only {sorted(state)[:3]}.")
         weights = {key.removeprefix(_PREFIX): value for key, value in state.items() if key != _UPDATES}
@@ -82,8 +83,8 @@ def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def _beside(weights: dict[str, Tensor], model_weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights, on the devices of the model, which may have moved."""
+def _on_devices_of(weights: dict[str, Tensor], model_weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights on the devices of the model, which may have moved."""
     return {name: weight.to(model_weights[name].device) for name, weight in weights.items()}
 
 
@@ -98,12 +99,12 @@ def _overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
 
 
 def _require_same_shapes(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    if odd := sorted(expected.keys() ^ given.keys()):
+    if unmatched := sorted(expected.keys() ^ given.keys()):
         raise LGQError(
-            f"the average and its model need the same weights; not on both sides: {odd[0]!r} "
-            f"({len(odd)} in all). Pass the model that began it, wrapped or not as it was then."
+            f"the average and its model need the same weights; only one of them has {unmatched[0]!r} "
+            f"({len(unmatched)} in all). Pass the model that the average was made of, wrapped as it was."
         )
     for name, weight in expected.items():
         if given[name].shape != weight.shape:
             shapes = f"{tuple(weight.shape)} in the average, now {tuple(given[name].shape)}"
-            raise LGQError(f"{name!r} changed its shape: {shapes}; the settings of the models differ.")
+            raise LGQError(f"{name!r} changed its shape: {shapes}; use a model of the same settings.")

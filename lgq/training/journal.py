@@ -1,18 +1,14 @@
-"""What a run measures as it goes: RUN/metrics.jsonl, a record a line, TensorBoard, and a progress bar.
+"""Records of a run: RUN/metrics.jsonl with one record per line, TensorBoard, and Weights & Biases.
 
     {"step": 100, "split": "train", "seconds": 41.7, "values": {"l1": 0.21, ...}}
 
-`seconds` is the time that the run has taken so far. All else depends on the run's settings alone,
-so a run that was stopped and resumed has the records of one that was not.
-
-Weights & Biases as one more place for a run's records. It may refuse to begin, but it never ends a run.
-
-RUN/wandb.json keeps which W&B run it is, and a resumed run continues it. Steps that a killed run has
-to do again are there twice, with the same values.
+`seconds` is the training time so far, over restarts. Everything else depends only on the run's settings, so a
+run that was stopped and resumed has the records of one that was not.
 """
 
 import json
 import logging
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,17 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lgq.errors import LGQError
 from lgq.files import json_bytes, make_directory, replace_file, replace_json, sync_directory
-from lgq.training.run_directory import RunError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
+
+_log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The records of a run: a killed process loses none, and a power cut none from before a `sync`."""
+    """Writes records: a killed process loses none, and a power cut none from before a `sync`."""
 
     def __init__(self, file: FileIO, board: "SummaryWriter", tracker: "WandbTracker | None"):
         self._file, self._board, self._tracker = file, board, tracker
@@ -40,12 +38,12 @@ class Journal:
     def record(
         self, step: int, split: str, values: dict[str, float], *, seconds: float, **notes: Any
     ) -> None:
-        """Add a record; `notes` are further fields that are no numbers over time.
+        """Add a record; `notes` are further fields, which are not plotted.
 
-        A value that is no finite number becomes null in the file: JSON knows none.
+        NaN and infinity become null in the file, as JSON has neither.
         """
-        plain = {name: value if _is_finite(value) else None for name, value in values.items()}
-        record = {"step": step, "split": split, "seconds": round(seconds, 3), "values": plain, **notes}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        record = {"step": step, "split": split, "seconds": round(seconds, 3), "values": finite, **notes}
         self._file.write(json_bytes(record))
         for name, value in values.items():
             self._board.add_scalar(f"{split}/{name}", value, step)
@@ -54,14 +52,14 @@ class Journal:
             self._tracker.record(step, split, values)
 
     def sync(self) -> None:
-        """Wait until the disk has all records, so that what is saved next is never ahead of them."""
+        """Wait until all records are on disk, so that no checkpoint is ever ahead of them."""
         os.fsync(self._file.fileno())
 
 
 @contextmanager
 def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None) -> Iterator[Journal]:
-    """Go on after `step`: later records are of a future that the run left, and are dropped first."""
-    # A second and more to import, which only the process that writes has to pay.
+    """Continue after `step`: records of later steps, which the run will repeat, are dropped first."""
+    # Takes over a second to import, and only the process that writes needs it.
     from torch.utils.tensorboard import SummaryWriter
 
     make_directory(run)
@@ -77,7 +75,7 @@ def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None)
 
 
 def read_records(run: str | Path) -> list[dict[str, Any]]:
-    """The records of a run directory, without a last line that a killed process left torn."""
+    """Return the records of a run directory, without a last line that a killed process left torn."""
     file = Path(run) / METRICS
     return [record for _, record in _records(file, file.read_bytes())] if file.exists() else []
 
@@ -92,7 +90,7 @@ def _drop_after(file: Path, step: int) -> None:
 
 
 def _records(file: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Every line with its record, but a torn last one."""
+    """Yield every line with its record, except a torn last line."""
     lines = data.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         record = _record(line)
@@ -100,7 +98,7 @@ def _records(file: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, record
         elif number < len(lines):
             way_out = "restore the file from a copy, or remove the line"
-            raise RunError(f"line {number} of {file} is damaged: {way_out}; the checkpoints do not need it.")
+            raise LGQError(f"line {number} of {file} is damaged: {way_out}; the checkpoints do not need it.")
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -112,22 +110,15 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record if whole else None
 
 
-def _is_finite(value: float) -> bool:
-    return abs(value) < float("inf")
-
-
-WANDB = "wandb.json"
-
-_log = logging.getLogger(__name__)
-
-
 class WandbTracker:
-    """Sends records to a W&B run until that fails for the first time.
+    """Sends records to Weights & Biases until that fails for the first time; a failure never ends a run.
 
-    run: the run directory.
-    project: its name, or owner/name.
+    run: the run directory. Its wandb.json holds the id of the W&B run, which a resumed run continues. Steps
+        that a killed run repeats are there twice, with the same values.
+    project: name of the project, or owner/name.
     config: the settings that W&B shows.
-    resumed: a run that has got somewhere goes on without W&B where this one cannot begin.
+    resumed: whether the run has trained before. A new run is refused if W&B does not start; a resumed run
+        continues without it.
     """
 
     def __init__(self, run: Path, project: str, config: dict[str, Any], *, resumed: bool):
@@ -137,12 +128,12 @@ class WandbTracker:
             self._wandb_run = _start(run, project, run_id, config)
         except ImportError as error:
             way_out = "install it with: pip install 'lgq[wandb]', or leave wandb unset"
-            raise RunError(f"wandb={project!r} needs a package that is not here: {way_out}.") from error
+            raise LGQError(f"wandb={project!r} needs a package that is not installed: {way_out}.") from error
         except Exception as error:
             if not resumed:
                 way_out = "log in with `wandb login`, or set WANDB_MODE=offline in the environment"
-                raise RunError(f"Weights & Biases does not start: {error}; {way_out}.") from error
-            _log.warning("Weights & Biases does not start, the run goes on without it: %s", error)
+                raise LGQError(f"Weights & Biases does not start: {error}; {way_out}.") from error
+            _log.warning("Weights & Biases does not start, the run continues without it: %s", error)
 
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         named = {f"{split}/{name}": value for name, value in values.items()}
@@ -163,11 +154,11 @@ class WandbTracker:
             action(self._wandb_run)
         except Exception as error:
             self._wandb_run = None
-            _log.warning("Weights & Biases failed, the run goes on without it: %s", error)
+            _log.warning("Weights & Biases failed, the run continues without it: %s", error)
 
 
 def _start(run: Path, project: str, run_id: str, config: dict[str, Any]) -> Any:
-    # Seconds to import, and an extra of this package.
+    # An optional package, which takes seconds to import.
     from wandb import Settings, init
 
     owner, _, name = project.rpartition("/")
@@ -179,15 +170,15 @@ def _start(run: Path, project: str, run_id: str, config: dict[str, Any]) -> Any:
         dir=run,
         config=config,
         resume="allow",
-        settings=Settings(console="off"),  # the progress bar is not for its log
+        settings=Settings(console="off"),  # keeps the progress bar out of its log
     )
-    # W&B's own steps must never fall back, as those of a resumed run do.
+    # W&B's own steps must never decrease, as those of a resumed run do.
     wandb_run.define_metric("*", step_metric="step")
     return wandb_run
 
 
 def _run_id(run: Path, project: str) -> str:
-    """The one that this directory has in this project already, or a new one, which it keeps."""
+    """Return the id that this directory has in this project, or a new one, which it keeps."""
     file = run / WANDB
     known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     if known.get("project") != project:

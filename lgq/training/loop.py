@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.files import directory_lock, replace_directory
+from lgq.errors import LGQError
+from lgq.files import directory_lock, named_disk_errors, replace_directory
 from lgq.hub import BEST, LAST, seal
 from lgq.progress import training_bar
 from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
@@ -29,10 +30,8 @@ from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
     CHECKPOINTS,
     Resume,
-    RunError,
     describe_run,
-    disk_errors_named,
-    require_as_asked,
+    require_resumable,
     require_same_settings,
 )
 from lgq.training.trainer import NonFiniteError, Trainer
@@ -48,7 +47,7 @@ Reason = Literal["finished", "interrupted", "out_of_time", "no_improvement"]
 _log = logging.getLogger(__name__)
 
 
-class DivergedError(RunError):
+class DivergedError(LGQError):
     """A term of the loss is NaN or infinite; the last good checkpoint is untouched."""
 
     exit_code = 1
@@ -129,7 +128,7 @@ def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
     """Train until there is a reason to stop, in the trainer's run directory."""
     run = trainer.out
     # Before the lock, which makes the directory: a refusal leaves nothing behind.
-    require_as_asked(run, resume)
+    require_resumable(run, resume)
     with (
         directory_lock(run) if rank() == 0 else nullcontext(),
         stop_on_signals() as stop,
@@ -143,14 +142,14 @@ def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
 
 @contextmanager
 def _lost_workers_named() -> Iterator[None]:
-    """Turn the death of a data loader's process, whenever torch notices it, into a `RunError`."""
+    """Turn the death of a data loader's process, whenever torch notices it, into a `LGQError`."""
     try:
         yield
     except (RuntimeError, ConnectionResetError, ConnectionRefusedError, EOFError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
             raise
         way_out = "check whether memory ran out, then run the same command again, perhaps with fewer workers"
-        raise RunError(f"a process that reads images was killed or has crashed: {way_out}.") from error
+        raise LGQError(f"a process that reads images was killed or has crashed: {way_out}.") from error
 
 
 @contextmanager
@@ -159,7 +158,7 @@ def _journal(trainer: Trainer, step: int) -> Iterator[Journal]:
     run, config, project = trainer.out, trainer.config(), trainer.run.loop.wandb
     describe_run(run, config)
     with ExitStack() as stack:
-        with disk_errors_named(run):
+        with named_disk_errors(run):
             tracker = None
             if project is not None:
                 tracker = stack.enter_context(WandbTracker(run, project, config, resumed=step > 0))
@@ -187,7 +186,7 @@ class _Loop:
         path = self.checkpoints.latest()
         if path is None and (damaged := self.checkpoints.paths()):
             way_out = "restore one from a copy, or choose another directory to start over"
-            raise RunError(f"all {len(damaged)} checkpoints in {damaged[0].parent} are damaged: {way_out}.")
+            raise LGQError(f"all {len(damaged)} checkpoints in {damaged[0].parent} are damaged: {way_out}.")
         if path is None:
             return
         state = self.checkpoints.load(path)
@@ -270,7 +269,7 @@ class _Loop:
 
     def _save(self, journal: Journal | None) -> None:
         if journal is not None:
-            with disk_errors_named(self.run):
+            with named_disk_errors(self.run):
                 journal.sync()
         state: dict[str, Any] = {"random": capture_random_state()}
         if rank() == 0:
@@ -293,13 +292,13 @@ class _Loop:
         """
         names = [LAST, BEST] if self.step == self.best.step else [LAST]
         for name in names if rank() == 0 else ():
-            with disk_errors_named(self.run), replace_directory(self.run / name) as directory:
+            with named_disk_errors(self.run), replace_directory(self.run / name) as directory:
                 self.trainer.save_pretrained(directory)
                 seal(directory, self.step)
 
     def _record(self, journal: Journal | None, split: str, values: dict[str, float], **notes: Any) -> None:
         if journal is not None:
-            with disk_errors_named(self.run):
+            with named_disk_errors(self.run):
                 journal.record(self.step, split, values, seconds=self.seconds, **notes)
 
 

@@ -1,6 +1,6 @@
-"""The objective of VQ-GAN (Esser et al. 2021): pixels, perception, a patch discriminator, the quantizer.
+"""The loss of VQ-GAN (Esser et al. 2021): L1, LPIPS, a patch discriminator, and the quantizer's own loss.
 
-b = images, h w = their height and width in pixels. A step of training, in outline:
+b = images, h w = their height and width in pixels. A training step in outline:
 
     objective = Objective(LossWeights(), perceptual=lpips, discriminator=discriminator)
     loss = objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
@@ -23,7 +23,7 @@ from lgq.errors import LGQError
 from lgq.ops.numerics import at_least_float32, mean
 
 Perceptual = Callable[[Float[Tensor, "b 3 h w"], Float[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
-"""A distance for each pair of images in [-1, 1], such as LPIPS."""
+"""Distance of each pair of images in [-1, 1], such as LPIPS."""
 
 _LEAST_GRADIENT = 1e-6
 _LARGEST_ADAPTIVE_WEIGHT = 1e4
@@ -31,19 +31,19 @@ _LARGEST_ADAPTIVE_WEIGHT = 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:
-    """What each part of the objective counts; the quantizer weighs its own terms."""
+    """Weights of the loss terms; the quantizer weights its own."""
 
     l1: float = 1.0
-    """Weight of the mean absolute difference between images and reconstruction."""
+    """Weight of the mean absolute difference between images and reconstructions."""
     lpips: float = 1.0
-    """Weight of the perceptual distance; 0 does without the network."""
+    """Weight of the LPIPS distance between images and reconstructions; 0 runs without its network."""
     gan: float = 0.1
-    """Weight of the discriminator's verdict on the reconstruction; 0 does without a discriminator."""
+    """Weight of the GAN term; 0 trains without a discriminator."""
     discriminator_start: int = 10_000
-    """Optimizer steps before the discriminator joins; until then nothing of it is computed."""
+    """Step at which the discriminator joins; before it, the GAN term is not computed."""
     adaptive_gan: bool = False
-    """Multiply the weight `gan` by the ratio of the gradients that the l1 and lpips terms and the GAN
-    term send to the decoder's last layer, so that neither drowns the other."""
+    """Multiply `gan` by the ratio of the gradient norms of the l1 and lpips terms and of the GAN term at
+    the decoder's last layer (the adaptive weight of VQ-GAN)."""
 
     def __post_init__(self) -> None:
         require_at_least(0, l1=self.l1, lpips=self.lpips, gan=self.gan)
@@ -52,20 +52,20 @@ class LossWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A scalar to minimise, and what it is made of."""
+    """A loss and its terms."""
 
     total: Float[Tensor, ""]
     terms: dict[str, Tensor]
-    """Detached scalars for logs, unweighted; in the order in which one spoils the next."""
+    """Detached, unweighted scalars for the log; a NaN term comes before those that it spoils."""
 
 
 class Objective:
-    """What a tokenizer and its discriminator minimise, each at its turn.
+    """Losses of a tokenizer and of its discriminator.
 
-    weights: of the terms.
-    perceptual: distance of two images, required where `weights.lpips` is positive; its own
-        parameters should ask for no gradients.
-    discriminator: images to logits, positive for real; required where `weights.gan` is positive.
+    weights: weights of the terms.
+    perceptual: distance of two images, required if `weights.lpips` is positive; its own parameters should
+        not require gradients.
+    discriminator: images to logits, positive for real; required if `weights.gan` is positive.
     last_layer: weight of the decoder's last convolution, required by `weights.adaptive_gan`.
 
     The networks get float32 images (or float64), and run under the autocast of the caller, if any.
@@ -86,7 +86,7 @@ class Objective:
         self.last_layer = last_layer if weights.adaptive_gan else None
 
     def adversarial(self, step: int) -> bool:
-        """Whether the discriminator takes part, after `step` optimizer steps."""
+        """Return whether the discriminator takes part in step `step`."""
         return self.discriminator is not None and step >= self.weights.discriminator_start
 
     def tokenizer_loss(
@@ -97,9 +97,9 @@ class Objective:
         *,
         step: int,
     ) -> Loss:
-        """Encoder, quantizer and decoder minimise this; the discriminator's parameters get no gradient.
+        """Return the loss of encoder, quantizer and decoder; the discriminator gets no gradient from it.
 
-        terms: quantizer, l1, lpips, gan, and the gan_weight that the last one had in the total.
+        Its terms are quantizer, l1, lpips, gan, and gan_weight, the weight of gan in the total.
         """
         _require_same_shape(images, reconstruction)
         images, reconstruction = at_least_float32(images), at_least_float32(reconstruction)
@@ -115,12 +115,12 @@ class Objective:
     def discriminator_loss(
         self, images: Float[Tensor, "b 3 h w"], reconstruction: Float[Tensor, "b 3 h w"]
     ) -> Loss:
-        """The discriminator minimises this; nothing of it reaches the tokenizer.
+        """Return the loss of the discriminator; the tokenizer gets no gradient from it.
 
-        terms: logits_real and logits_fake (means), discriminator.
+        Its terms are the mean logits_real and logits_fake, and discriminator.
         """
         if self.discriminator is None:
-            raise LGQError("with the weight gan=0 no discriminator takes part: ask `adversarial` first.")
+            raise LGQError("gan=0 trains without a discriminator: check `adversarial(step)` first.")
         _require_same_shape(images, reconstruction)
         real = self.discriminator(at_least_float32(images))
         fake = self.discriminator(at_least_float32(reconstruction.detach()))
@@ -147,7 +147,7 @@ class Objective:
 def hinge_discriminator_loss(
     real: Float[Tensor, "*logits"], fake: Float[Tensor, "*logits"]
 ) -> Float[Tensor, ""]:
-    """mean max(0, 1 - real) + mean max(0, 1 + fake): the sum, as LGQ has it; VQ-GAN halves it."""
+    """Return mean max(0, 1 - real) + mean max(0, 1 + fake): the sum, as in LGQ; VQ-GAN halves it."""
     return mean(F.relu(1 - at_least_float32(real))) + mean(F.relu(1 + at_least_float32(fake)))
 
 
@@ -158,34 +158,34 @@ def hinge_generator_loss(fake: Float[Tensor, "*logits"]) -> Float[Tensor, ""]:
 def adaptive_gan_weight(
     reconstruction_loss: Float[Tensor, ""], gan_loss: Float[Tensor, ""], last_layer: Float[Tensor, "*shape"]
 ) -> Float[Tensor, ""]:
-    """|gradient of reconstruction_loss| / |gradient of gan_loss| at last_layer, in [0, 1e4], detached.
+    """Return |gradient of reconstruction_loss| / |gradient of gan_loss| at last_layer, in [0, 1e4], detached.
 
     Both graphs stay for the backward pass that follows.
     """
-    pull = _gradient_norm(reconstruction_loss, last_layer)
-    push = _gradient_norm(gan_loss, last_layer)
-    return (pull / (push + _LEAST_GRADIENT)).clamp(0, _LARGEST_ADAPTIVE_WEIGHT)
+    reconstruction_norm = _gradient_norm(reconstruction_loss, last_layer)
+    gan_norm = _gradient_norm(gan_loss, last_layer)
+    return (reconstruction_norm / (gan_norm + _LEAST_GRADIENT)).clamp(0, _LARGEST_ADAPTIVE_WEIGHT)
 
 
 def first_non_finite(terms: Mapping[str, Tensor]) -> str | None:
-    """The name of the first term that holds a NaN or an infinity, if any."""
+    """Return the name of the first term with NaN or infinity, if any."""
     if not terms:
         return None
-    # One answer from the device for all terms: each would be a wait of its own.
+    # One transfer from the device for all terms: each would be a wait of its own.
     finite = torch.stack([torch.isfinite(term).all() for term in terms.values()]).tolist()
-    return next((name for name, good in zip(terms, finite, strict=True) if not good), None)
+    return next((name for name, is_finite in zip(terms, finite, strict=True) if not is_finite), None)
 
 
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
-    """A forward pass within has a backward pass that goes through the parameters, but not to them."""
-    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in learning:
+    """Let gradients of a forward pass inside the block flow through a module, but not to its parameters."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in learning:
+        for parameter in trained:
             parameter.requires_grad_(True)
 
 
@@ -195,7 +195,7 @@ def _gradient_norm(loss: Tensor, parameter: Tensor) -> Tensor:
         (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
     if gradient is None:
         raise LGQError(
-            "the adaptive GAN weight compares gradients at last_layer, and the loss has none there: pass the "
+            "the adaptive GAN weight needs a gradient at last_layer, and the loss has none there: pass the "
             "weight of the layer that made the reconstruction, with gradients on; or set adaptive_gan=False."
         )
     return torch.linalg.vector_norm(at_least_float32(gradient))
@@ -217,9 +217,9 @@ def _require_parts(
 
 
 def _require_same_shape(images: Tensor, reconstruction: Tensor) -> None:
-    # Else the difference would broadcast, and the loss would be of something else.
+    # Other shapes could broadcast into a meaningless loss.
     if images.shape != reconstruction.shape:
         raise LGQError(
-            f"a reconstruction has the shape of its images, got {tuple(reconstruction.shape)} "
+            f"a reconstruction must have the shape of its images, got {tuple(reconstruction.shape)} "
             f"for {tuple(images.shape)}: crop or resize one of them."
         )

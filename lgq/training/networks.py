@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
+from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks, on_device
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer
-from lgq.training.run_directory import RunError
 from lgq.training.settings import TokenizerRun
 from lgq.weights import WeightsError
 
@@ -36,7 +36,7 @@ def require_feasible(run: TokenizerRun) -> None:
     """Refuse images too small for the discriminator, and networks too large for the memory."""
     smallest = PatchDiscriminator().min_side
     if run.loss.gan and run.image_size < smallest:
-        raise RunError(
+        raise LGQError(
             f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "
             "use larger images, or set loss.gan=0."
         )
@@ -45,9 +45,9 @@ def require_feasible(run: TokenizerRun) -> None:
             # Weights, gradients and AdamW's two averages, in float32: a lower bound.
             needed = 4 * 4 * sum(_tokenizer(run).parameter_counts().values())
     except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
-        raise RunError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
+        raise LGQError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
     if needed > _total_memory():
-        raise RunError(
+        raise LGQError(
             f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and this machine has "
             f"{_total_memory() / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
         )

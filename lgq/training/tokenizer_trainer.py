@@ -92,8 +92,8 @@ class TokenizerTrainer(Trainer):
         )
         settings = _loader_settings(run, device)
         self._validation_loader = ImageLoader(validation_data, settings)
-        self._rfid_subset = _rfid_subset(run, len(validation_data))
-        self._original_features: FeatureSet | None = None
+        self._rfid_images = _rfid_images(run, len(validation_data))
+        self._reference: FeatureSet | None = None
         super().__init__(run, self.tokenizer, training_loader(data, settings), out, device)
 
     def config(self) -> dict[str, Any]:
@@ -154,13 +154,13 @@ class TokenizerTrainer(Trainer):
         batches = self._validation_loader.one_pass(limit, may_be_empty=world_size() > 1)
         self.tokenizer.eval()
         with self._averaged_weights():
-            values, grid, self._original_features = measure(
+            values, grid, self._reference = measure(
                 self.tokenizer,
                 ((self._to_device(batch.images), batch.indices) for batch in batches),
                 self._metric_networks,
                 images=limit,
-                known=self._original_features,
-                inspected=self._rfid_subset,
+                reference=self._reference,
+                feature_images=self._rfid_images,
             )
         if rank() == 0 and grid is not None:
             self._save_picture(step, grid)
@@ -207,7 +207,7 @@ def _describe(loader: Any) -> dict[str, Any]:
     return {"source": repr(loader.dataset), "images": len(loader.dataset)}
 
 
-def _rfid_subset(run: TokenizerRun, length: int) -> Int64[Tensor, " n"] | None:
+def _rfid_images(run: TokenizerRun, length: int) -> Int64[Tensor, " n"] | None:
     """Return the indices of the validation images on which rFID is computed; None for all."""
     validated = evenly_spread(length, min(run.validation_images, length))
     if run.rfid_images is None or run.rfid_images >= len(validated):

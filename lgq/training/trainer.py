@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.files import make_directory, replace_file
+from lgq.files import make_directory, named_disk_errors, replace_file
 from lgq.training.checkpoint import seed_random_state
 from lgq.training.ema import WeightAverage
-from lgq.training.run_directory import IMAGES, disk_errors_named
+from lgq.training.run_directory import IMAGES
 from lgq.training.settings import TrainingRun
 
 
@@ -179,7 +179,7 @@ class Trainer(ABC):
         return nullcontext() if self._average is None else self._average.applied_to(self.model)
 
     def _save_picture(self, step: int, png: bytes) -> None:
-        with disk_errors_named(self.out):
+        with named_disk_errors(self.out):
             make_directory(self.out / IMAGES)
             replace_file(self.out / IMAGES / f"step-{step:06d}.png", png)
 

@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     """Metrics over the images of all ranks, and norms of learned codes."""
     grid: bytes | None
     """PNG of this rank's first images above their reconstructions; None if it had no image."""
-    originals: FeatureSet | None
+    reference: FeatureSet | None
     """Inception features of the images of all ranks, for the next validation; None without Inception."""
 
 
@@ -40,22 +40,24 @@ def measure(
     networks: MetricNetworks,
     *,
     images: int,
-    known: FeatureSet | None = None,
-    inspected: Int64[Tensor, " n"] | None = None,
+    reference: FeatureSet | None = None,
+    feature_images: Int64[Tensor, " n"] | None = None,
 ) -> Measured:
     """Measure a tokenizer, which is in eval mode, on the images of this rank.
 
     images: largest number of images over all ranks.
-    known: features of the images from an earlier validation, which halve Inception's work.
-    inspected: indices of the images on which rFID is computed; None for all.
+    reference: features of the images from an earlier validation, which halve Inception's work.
+    feature_images: indices of the images on which rFID is computed; None for all.
     """
     size = tokenizer.codebook_size * tokenizer.stages
-    quality = TokenizerQuality.empty(networks, size, images=images, reference=known, feature_images=inspected)
+    quality = TokenizerQuality.empty(
+        networks, size, images=images, reference=reference, feature_images=feature_images
+    )
     reconstruct, grid = reconstruct_with(tokenizer), None
-    for originals, numbers in batches:
+    for originals, indices in batches:
         reconstruction, codes = reconstruct(originals)
         grid = grid or grid_png(originals, reconstruction)
-        quality.update(originals, reconstruction, codes, numbers)
+        quality.update(originals, reconstruction, codes, indices)
     over_ranks = quality.over_ranks()
     codebook = learned_codebook(tokenizer.quantizer)
     norms = {} if codebook is None else over_ranks.usage.norm_summary(codebook)

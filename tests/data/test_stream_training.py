@@ -16,7 +16,7 @@ from tiny_run import TINY, left_by
 
 from lgq.data import DataError, PipeDataset, SampleDataset
 from lgq.data.images import Subset
-from lgq.training.run_directory import RunError
+from lgq.errors import LGQError
 from lgq.training.settings import LoopSettings
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.training.tokenizer_trainer import train as train_tokenizer
@@ -98,7 +98,7 @@ def test_two_processes_resumed_go_on_each_from_its_own_place(data, tmp_path):
 
 def test_a_run_does_not_go_on_with_another_number_of_readers(data, tmp_path):
     train_stopped_before(1, data, tmp_path / "run")
-    with pytest.raises(RunError, match=r"data\.readers \(was 1, now 2\)"):
+    with pytest.raises(LGQError, match=r"data\.readers \(was 1, now 2\)"):
         train(data, tmp_path / "run", replace(TINY, workers=2))
 
 

@@ -218,7 +218,7 @@ def test_the_faults_would_find_a_removal_that_comes_too_early(quick_path, monkey
         shutil.rmtree(self.directory / "step-000001")
         os.mkdir(partial)
 
-    monkeypatch.setattr(Checkpoints, "_begin", too_early)
+    monkeypatch.setattr(Checkpoints, "_make", too_early)
     scenario = Scenario((1,), 2, 1)
     attempt(scenario, quick_path, FaultyDisk("killed", 12))
     with pytest.raises(AssertionError):

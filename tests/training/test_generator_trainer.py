@@ -32,6 +32,7 @@ from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
+from lgq.errors import LGQError
 from lgq.hub import PretrainedError, model_kind
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.likelihood import measure_likelihood
@@ -45,7 +46,6 @@ from lgq.training.footprint import generator_footprint
 from lgq.training.generator_trainer import GeneratorTrainer, open_tokens, train_generator
 from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError, Outcome
-from lgq.training.run_directory import RunError
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 from lgq.training.validation import image_grid
 
@@ -125,7 +125,7 @@ def test_a_run_goes_on_with_its_own_tokens_alone(tokens, trained, tmp_path, opti
     shutil.copytree(trained, tmp_path / "run")
     others = draw_tokens(tmp_path / "others", **options)
     for training, validation, prefix in ((others, others, ""), (tokens, others, "validation_")):
-        with pytest.raises(RunError, match=re.escape(prefix + name)):
+        with pytest.raises(LGQError, match=re.escape(prefix + name)):
             train_generator(TINY, training, tmp_path / "run", val_tokens=validation, tokenizer=tokenizer())
 
 

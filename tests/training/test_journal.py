@@ -7,9 +7,9 @@ import pytest
 from faulty_disk import FaultyDisk
 from leftovers import NoBoard
 
+from lgq.errors import LGQError
 from lgq.progress import training_bar
 from lgq.training.journal import METRICS, TENSORBOARD, open_journal, read_records
-from lgq.training.run_directory import RunError
 
 
 def record_steps(run: Path, steps: range, *, after: int = 0) -> None:
@@ -129,7 +129,7 @@ def test_a_damaged_line_amid_others_is_refused_by_its_number(tmp_path, damaged):
     lines = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
     (tmp_path / METRICS).write_bytes(lines[0] + damaged + lines[1])
     refusal = r"^line 2 of .*metrics.jsonl is damaged: restore .*, or remove"
-    with pytest.raises(RunError, match=refusal):
+    with pytest.raises(LGQError, match=refusal):
         read_records(tmp_path)
-    with pytest.raises(RunError, match=refusal):
+    with pytest.raises(LGQError, match=refusal):
         record_steps(tmp_path, range(3, 4), after=2)

@@ -17,11 +17,11 @@ from leftovers import saved_states, timeless_records
 from torch import Tensor
 
 from lgq.config import to_json
+from lgq.errors import LGQError
 from lgq.files import LockError, directory_lock
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import WandbTracker, read_records
 from lgq.training.loop import DivergedError, run_loop
-from lgq.training.run_directory import RunError
 from lgq.training.settings import LoopSettings, TrainingRun
 from lgq.training.trainer import NonFiniteError, Trainer
 
@@ -294,12 +294,12 @@ def test_a_run_out_of_time_saves_the_step_that_it_was_at(tmp_path, monkeypatch):
 
 def test_never_refuses_a_directory_with_a_run(tmp_path):
     walk(tmp_path / "run", resume="never")
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(LGQError, match="holds a run already"):
         walk(tmp_path / "run", resume="never")
 
 
 def test_must_refuses_a_directory_without_a_run_and_makes_none(tmp_path):
-    with pytest.raises(RunError, match="holds no run to resume"):
+    with pytest.raises(LGQError, match="holds no run to resume"):
         walk(tmp_path / "run", resume="must")
     assert not (tmp_path / "run").exists()
     walk(tmp_path / "run", signals={2: signal.SIGTERM})
@@ -315,7 +315,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     walk(tmp_path, signals={2: signal.SIGTERM})
     before = content(tmp_path)
     longer = LoopSettings(steps=10, log_every=2, validate_every=3)
-    with pytest.raises(RunError, match=r"loop\.steps \(was 9, now 10\), stride \(was 1\.0, now 2\.0\)"):
+    with pytest.raises(LGQError, match=r"loop\.steps \(was 9, now 10\), stride \(was 1\.0, now 2\.0\)"):
         walk(tmp_path, stride=2.0, settings=longer)
     assert_identical(content(tmp_path), before)
     assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0
@@ -380,7 +380,7 @@ def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("lgq.training.run_directory.replace_json", full)
-    with pytest.raises(RunError, match="No space left on device; free space"):
+    with pytest.raises(LGQError, match="No space left on device; free space"):
         walk(tmp_path)
 
 
@@ -422,7 +422,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_
     for manifest in tmp_path.glob("checkpoints/*/manifest.json"):
         manifest.write_text("{}")
     journal, config = ((tmp_path / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
-    with pytest.raises(RunError, match=r"all \d+ checkpoints in .* are damaged: restore one"):
+    with pytest.raises(LGQError, match=r"all \d+ checkpoints in .* are damaged: restore one"):
         walk(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == journal
     assert (tmp_path / "config.json").read_bytes() == config

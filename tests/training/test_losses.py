@@ -342,7 +342,7 @@ def test_negative_weights_are_refused(name):
 
 
 def test_a_discriminator_loss_without_discriminator_is_refused(images):
-    with pytest.raises(ValueError, match="gan=0 no discriminator takes part"):
+    with pytest.raises(ValueError, match="gan=0 trains without a discriminator"):
         Objective(LossWeights(lpips=0, gan=0)).discriminator_loss(images, images)
 
 

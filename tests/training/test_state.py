@@ -233,7 +233,7 @@ def test_a_generator_object_goes_on_where_it_stood():
 def test_random_states_of_other_devices_are_refused():
     state = capture_random_state() | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 99}
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"of 99 CUDA devices, here are \d+: set its 'cuda' to \[\]"):
+    with pytest.raises(ValueError, match=r"to 99 CUDA devices, and \d+ are here: .* set its 'cuda' to \[\]"):
         restore_random_state(state)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -262,7 +262,7 @@ Pair = namedtuple("Pair", "a b")
         (torch.zeros(2, dtype=torch.complex128), r"torch.complex128, which safetensors cannot hold"),
         (torch.eye(2).to_sparse(), r"torch.sparse_coo: convert it with .to_dense"),
         (torch.zeros(2, device="meta"), r"meta, without values"),
-        (1 << 20_000, r"a number of 20,001 bits"),
+        (1 << 20_000, r"an integer of 20,001 bits"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
@@ -272,13 +272,13 @@ def test_what_cannot_come_back_is_refused_by_name(value, complaint):
 
 
 def test_a_state_that_holds_itself_is_refused():
-    with pytest.raises(ValueError, match=r"cannot store state\[0\]\[0\].* holds itself"):
+    with pytest.raises(ValueError, match=r"cannot store state\[0\]\[0\].* contains itself"):
         flatten(circle)
 
 
 def test_skeleton_and_tensors_of_different_states_are_refused():
     one, other = flatten({"a": torch.ones(1)}), flatten({"b": torch.ones(1)})
-    with pytest.raises(ValueError, match="wants tensor 'a'"):
+    with pytest.raises(ValueError, match="needs tensor 'a'"):
         unflatten(one.skeleton, other.tensors)
     with pytest.raises(ValueError, match="no place for tensor 'b'"):
         unflatten(one.skeleton, one.tensors | other.tensors)

@@ -33,7 +33,6 @@ from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError
 from lgq.training.losses import LossWeights
 from lgq.training.networks import build_metric_networks
-from lgq.training.run_directory import RunError
 from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
@@ -386,7 +385,7 @@ def test_without_the_weights_of_lpips_nothing_is_written(photos, tmp_path, monke
 
 
 def test_images_too_small_for_the_discriminator_are_refused_at_the_start(photos, tmp_path):
-    with pytest.raises(RunError, match="24 pixels or more, got image_size=12"):
+    with pytest.raises(LGQError, match="24 pixels or more, got image_size=12"):
         train(replace(EVERYTHING, image_size=12), photos, tmp_path / "run")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from identity import assert_identical
 
+from lgq.errors import LGQError
 from lgq.training.checkpoint import capture_random_state
 from lgq.training.journal import WandbTracker, open_journal, read_records
-from lgq.training.run_directory import RunError
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
@@ -117,19 +117,19 @@ def test_what_fails_after_the_start_is_one_warning_and_the_run_goes_on(good, tmp
             journal.record(step, "train", {"l1": 0.5}, seconds=1.0)
     assert len(read_records(tmp_path)) == 2
     assert [record.message for record in caplog.records] == [
-        "Weights & Biases failed, the run goes on without it: the cable is cut"
+        "Weights & Biases failed, the run continues without it: the cable is cut"
     ]
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RunError, match=r"wandb='a' needs a package .*: pip install 'lgq\[wandb\]'"):
+    with pytest.raises(LGQError, match=r"wandb='a' needs a package .*: pip install 'lgq\[wandb\]'"):
         WandbTracker(tmp_path, "a", {}, resumed=True)
 
 
 def test_a_new_run_is_refused_where_it_cannot_start(tmp_path, monkeypatch):
     use(monkeypatch, ConnectionError("no network"))
-    with pytest.raises(RunError, match=r"does not start: no network; .*WANDB_MODE=offline"):
+    with pytest.raises(LGQError, match=r"does not start: no network; .*WANDB_MODE=offline"):
         WandbTracker(tmp_path, "a", {}, resumed=False)
 
 
@@ -137,4 +137,4 @@ def test_a_resumed_run_goes_on_where_it_cannot_start(tmp_path, monkeypatch, capl
     use(monkeypatch, ConnectionError("no network"))
     with WandbTracker(tmp_path, "a", {}, resumed=True) as tracker:
         tracker.record(1, "train", {"l1": 0.5})
-    assert "does not start, the run goes on without it: no network" in caplog.text
+    assert "does not start, the run continues without it: no network" in caplog.text
