@@ -350,11 +350,10 @@ class _Flattener:
         return [[self.node(key, path), self.node(value, (*path, key))] for key, value in mapping.items()]
 
     def _tensor(self, tensor: Stored, path: KeyPath) -> dict[str, Any]:
-        if tensor.layout != torch.strided or tensor.is_meta:
-            reason = (
-                "is on meta, without values" if tensor.is_meta else "is sparse: convert it with .to_dense()"
-            )
-            raise _refusal(path, reason)
+        if tensor.is_meta:
+            raise _refusal(path, "is a meta tensor, without values")
+        if tensor.layout != torch.strided:
+            raise _refusal(path, f"is a tensor of layout {tensor.layout}: convert it with .to_dense()")
         if tensor.dtype not in STORABLE_DTYPES:
             raise _refusal(path, f"is a tensor of {tensor.dtype}, which safetensors cannot hold: convert it")
         place = (tensor.device, tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
