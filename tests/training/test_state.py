@@ -261,7 +261,7 @@ Pair = namedtuple("Pair", "a b")
         ({(1, 2): 3}, r"has the key \(1, 2\): keys must be"),
         (torch.zeros(2, dtype=torch.complex128), r"torch.complex128, which safetensors cannot hold"),
         (torch.eye(2).to_sparse(), r"torch.sparse_coo: convert it with .to_dense"),
-        (torch.zeros(2, device="meta"), r"meta, without values"),
+        (torch.zeros(2, device="meta"), r"a meta tensor, without values"),
         (1 << 20_000, r"an integer of 20,001 bits"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
