@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import torch
 
 from lgq.bench.measure import milliseconds
 from lgq.checks import require_at_least
-from lgq.data import ImageDataset, open_dataset
+from lgq.data import BrokenImage, ImageDataset, open_dataset
 from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import Scale
-from lgq.experiments.tasks import CostTask, GeneratorTask, Sources, Task, TokenizerTask
+from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
 from lgq.models.masking import masked_loss, random_masks
 from lgq.training.networks import require_feasible
 from lgq.training.tokenizer_trainer import TokenizerTrainer
@@ -28,11 +29,41 @@ from lgq.weights import WeightsError
 Images = str | Path | ImageDataset
 """A data set, or what the command line calls DATA."""
 
+_PROBES = 16
 _LONGEST_NAME = 100
 _TIMED_STEPS, _SLOW_MS = 3, 5_000
 """Steps to time; fewer once they have taken this long."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The images of an experiment."""
+
+    data: ImageDataset
+    validation: ImageDataset
+    shown: ImageDataset
+    """Images to show."""
+    names: tuple[str, ...]
+    """What the user calls the three."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the training and the validation images."""
+        return _fingerprint(self.data) + _fingerprint(self.validation)
+
+
+def _fingerprint(data: ImageDataset) -> str:
+    """Hash a data set wherever it is stored: its size, its classes, and some of its images."""
+    digest = hashlib.sha256(repr((len(data), tuple(getattr(data, "classes", ())))).encode())
+    for index in sorted({i * (len(data) - 1) // (_PROBES - 1) for i in range(_PROBES)}):
+        try:
+            image = data[index]
+        except BrokenImage:
+            continue
+        digest.update(repr((index, image.label)).encode() + hashlib.sha256(image.data).digest())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,19 +28,17 @@ from lgq.experiments.plan import (
     plan_rows,
     run_id,
 )
-from lgq.experiments.results_directory import Plan, ResultsDirectory
-from lgq.experiments.scales import named_scale
-from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import (
+from lgq.experiments.records import (
     Context,
-    CostTask,
-    GeneratorTask,
     Stopped,
-    Task,
     cost_record,
     generator_record,
     tokenizer_record,
 )
+from lgq.experiments.results_directory import Plan, ResultsDirectory
+from lgq.experiments.scales import named_scale
+from lgq.experiments.tables import named_experiment
+from lgq.experiments.tasks import CostTask, GeneratorTask, Task
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals
@@ -120,26 +118,16 @@ def experiment(
 def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> ExperimentOutcome:
     """Train, evaluate and record the rows of a plan that are not finished yet."""
     _write_plan(planned.results, planned.plan)
-    device = join_processes()
+    outcome, device = ExperimentOutcome(planned.plan, len(planned.rows)), join_processes()
     with stop_on_signals() as stop:
-        context = Context(
-            results=planned.results,
-            scale=planned.scale.name,
-            image_size=planned.scale.tokenizer.image_size,
-            measuring=planned.scale.measuring,
-            sources=planned.sources,
-            device=device,
-            command=command,
-            stop=stop,
-        )
-        rows, outcome = planned.rows, ExperimentOutcome(planned.plan, len(planned.rows))
+        context = Context(planned, device, command, stop)
         try:
-            busy = _attempt(context, planned, rows, outcome)
+            busy = _attempt(context, planned.rows, outcome)
             # The processes that held them may have finished or died by now.
-            outcome.busy = [row.id for row in _attempt(context, planned, busy, outcome)] if busy else []
+            outcome.busy = [row.id for row in _attempt(context, busy, outcome)] if busy else []
         except Stopped:
             outcome.stopped = True
-    records = {row.id: planned.results.record(row.id) for row in rows}
+    records = {row.id: planned.results.record(row.id) for row in planned.rows}
     outcome.failed = [id for id, record in records.items() if record and "failed" in record]
     return outcome
 
@@ -189,45 +177,45 @@ def _exclusive(results: ResultsDirectory) -> Iterator[None]:
         yield
 
 
-def _attempt(
-    context: Context, planned: PlannedExperiment, rows: Sequence[SeededRow], outcome: ExperimentOutcome
-) -> list[SeededRow]:
+def _attempt(context: Context, rows: Sequence[SeededRow], outcome: ExperimentOutcome) -> list[SeededRow]:
     """Finish the rows that no other process holds; return those that one does."""
     busy = []
     for number, row in enumerate(rows, 1):
         _log.info("row %d of %d: %s (%s)", number, len(rows), row, row.id)
         try:
-            outcome.new_rows += _finish(context, planned, row.task, row.id)
+            outcome.new_rows += _finish(context, row.task, row.id)
         except LockError as error:
             _log.info("left to another process: %s", error)
             busy.append(row)
     return busy
 
 
-def _finish(context: Context, planned: PlannedExperiment, task: Task, id: str) -> bool:
+def _finish(context: Context, task: Task, id: str) -> bool:
     """Finish a row; return whether it took any work."""
+    results = context.planned.results
     context.check_stop()
-    if _is_finished(context.results, id):
+    if _is_finished(results, id):
         _log.info("%s is finished already", id)
         return False
-    with _held(context.results, id):
+    with _held(results, id):
         # Another process may have finished it before this one got the lock.
-        if _is_finished(context.results, id):
+        if _is_finished(results, id):
             return False
-        record = _record(context, planned, task, id)
+        record = _record(context, task, id)
         if rank() == 0:
-            context.results.write_record(id, record)
+            results.write_record(id, record)
         # All ranks wait for the record, so that none takes the row for unfinished.
         broadcast_from_first(torch.zeros(1))
     return True
 
 
-def _record(context: Context, planned: PlannedExperiment, task: Task, id: str) -> dict[str, Any]:
+def _record(context: Context, task: Task, id: str) -> dict[str, Any]:
     if isinstance(task, CostTask):
         return cost_record(context, task, id)
     if isinstance(task, GeneratorTask):
+        planned = context.planned
         tokenizer_id = run_id(task.tokenizer, planned.scale, planned.sources.fingerprint)
-        _finish(context, planned, task.tokenizer, tokenizer_id)
+        _finish(context, task.tokenizer, tokenizer_id)
         return generator_record(context, task, id, tokenizer_id)
     return tokenizer_record(context, task, id)
 

@@ -7,12 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lgq.checks import require_known
-from lgq.experiments.tasks import CostTask, GeneratorTask, Measuring, TokenizerTask
+from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
 from lgq.runs import AnyRun, named_generator, named_run, pocket, scale_options
 from lgq.training.settings import GeneratorRun, Precision, TokenizerRun
 
 _VALIDATIONS = 10
 """Least number of validations in a run whose number of steps the user chose: enough for a curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How much is measured."""
+
+    images: int
+    """Validation images, a fixed random subset, for reconstruction and as reference of generators."""
+    geometry_images: int
+    """Validation images for the study of codebooks, a fixed random subset."""
+    samples: int
+    """Images that a generator samples with each seed."""
+    sampling_seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

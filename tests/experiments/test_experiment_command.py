@@ -10,9 +10,9 @@ from tiny_experiments import SMOKE, cheap_networks
 
 from lgq.bench.quantizers import QuantizerRow
 from lgq.cli import main
+from lgq.experiments.records import measure_cost
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome
-from lgq.experiments.tasks import measure_cost
 
 
 def command(name, images, out, *options):
@@ -99,7 +99,7 @@ def test_costs_are_those_of_the_benchmark(monkeypatch):
             yield QuantizerRow(quantizer="lgq", implementation=implementation, codebook_size=32, ms=1.5,
                                floor_ms=1.0, extra_bytes=7, tokens=64)  # fmt: skip
 
-    monkeypatch.setattr("lgq.experiments.tasks.run_benchmark", measured)
+    monkeypatch.setattr("lgq.experiments.records.run_benchmark", measured)
     ours, dense = measure_cost(SMOKE.cost)
     assert (ours["implementation"], ours["ms"], dense["implementation"]) == ("ours", 1.5, "dense")
     assert (asked[0].quantizers, asked[0].sizes, asked[0].tokens) == (("lgq",), (32,), 64)

@@ -14,12 +14,12 @@ from cheap_inception import FEATURES, CheapInception
 from PIL import Image
 
 from lgq.data import FolderDataset
-from lgq.experiments.plan import Experiment, plan_rows
+from lgq.experiments.plan import Experiment, Sources, plan_rows
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome, run_planned
 from lgq.experiments.scales import Scale, named_scale
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import CostTask, Sources
+from lgq.experiments.tasks import CostTask
 from lgq.metrics.metric_networks import MetricNetworks
 
 SMOKE = named_scale("smoke")
@@ -78,9 +78,9 @@ def run_tiny(
     asked = named_experiment(table) if isinstance(table, str) else table
     sources = images if isinstance(images, Sources) else sources_of(images)
     with cheap_networks(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lgq.experiments.tasks.measure_cost", fixed_cost)
-        patch.setattr("lgq.experiments.tasks.draw_extremes", lambda *_: {})
-        patch.setattr("lgq.experiments.tasks.draw_study", draw)
+        patch.setattr("lgq.experiments.records.measure_cost", fixed_cost)
+        patch.setattr("lgq.experiments.records.draw_extremes", lambda *_: {})
+        patch.setattr("lgq.experiments.records.draw_study", draw)
         return run_planned(plan_rows(asked, scale, sources, out, **options))
 
 

@@ -1,0 +1,264 @@
+"""How the record of a row is made: train and evaluate a tokenizer or a generator, or time a quantizer."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lgq.bench.quantizers import QuantizerBenchmark
+from lgq.bench.quantizers import run as run_benchmark
+from lgq.bench.train import networks_ms
+from lgq.data import ImageLoader, LoaderSettings, to_png
+from lgq.data.images import Subset, random_subset
+from lgq.distributed import rank
+from lgq.evaluation import draw_extremes, evaluate
+from lgq.experiments.plan import PlannedExperiment
+from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
+from lgq.files import make_directory, replace_file
+from lgq.hub import run_settings
+from lgq.inference.encode import encode
+from lgq.maskgit import MaskGIT, load_generator
+from lgq.metrics.codebook_study import draw_study, study_codebook
+from lgq.metrics.metric_networks import (
+    GENERATION_FEATURE_METRICS,
+    LPIPS_METRICS,
+    RECONSTRUCTION_FEATURE_METRICS,
+    MetricNetworks,
+)
+from lgq.metrics.quality import evaluate_tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.generator_trainer import train_generator
+from lgq.training.journal import read_records
+from lgq.training.loop import DivergedError, Outcome, StopRequest
+from lgq.training.run_directory import describe_environment
+from lgq.training.tokenizer_trainer import train
+from lgq.training.validation import image_grid
+from lgq.weights import WeightsError
+
+_SHOWN_IMAGES, _SHOWN_SAMPLES = 8, 16
+_SAMPLES_SEED = 0
+_NO_NETWORKS = MetricNetworks(
+    absent=dict.fromkeys(
+        (*LPIPS_METRICS, *RECONSTRUCTION_FEATURE_METRICS), "this row is measured without networks"
+    )
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """A signal asked to stop; all finished work is kept."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all rows of one call share."""
+
+    planned: PlannedExperiment
+    device: torch.device
+    command: Sequence[str]
+    stop: StopRequest
+
+    @cached_property
+    def networks(self) -> MetricNetworks:
+        return MetricNetworks.available(self.device)
+
+    @cached_property
+    def evaluated(self) -> Subset:
+        """Images on which reconstruction is measured, the same for all rows."""
+        return random_subset(self.planned.sources.validation, self.planned.scale.measuring.images)
+
+    @cached_property
+    def studied(self) -> Subset:
+        """Images on which the geometry of codebooks is measured, the same for all rows."""
+        return random_subset(self.planned.sources.validation, self.planned.scale.measuring.geometry_images)
+
+    @cached_property
+    def shown(self) -> Float[Tensor, "b 3 s s"]:
+        """Images to show, the same for all rows."""
+        image_size = self.planned.scale.tokenizer.image_size
+        settings = LoaderSettings(image_size=image_size, batch_size=_SHOWN_IMAGES)
+        return next(ImageLoader(self.planned.sources.shown, settings).one_pass(_SHOWN_IMAGES)).images
+
+    def origin(self, task: Task, id: str) -> dict[str, Any]:
+        """Return where a record comes from."""
+        return {
+            "id": id,
+            "kind": task.kind,
+            "scale": self.planned.scale.name,
+            "command": list(self.command),
+            "seed": task.seed,
+            "environment": describe_environment(task.seed),
+        }
+
+    def check_stop(self, *_: int) -> None:
+        """Raise `Stopped` if a signal asked to stop; called between batches."""
+        if self.stop:
+            raise Stopped
+
+
+def tokenizer_record(context: Context, task: TokenizerTask, id: str) -> dict[str, Any]:
+    """Train and evaluate a tokenizer; the record of a run that diverged has `failed`."""
+    sources, out = context.planned.sources, context.planned.results.run(id)
+    data = sources.data if task.images is None else random_subset(sources.data, task.images)
+    try:
+        outcome = train(task.run, data, out, val_data=sources.validation)
+    except DivergedError as error:
+        _log.warning("%s failed: %s", id, error)
+        failure = {"config": run_settings(out), "metrics": {}, "failed": str(error)}
+        return context.origin(task, id) | failure
+    training, tokenizer = _training_part(outcome, out), load_tokenizer(out).to(context.device)
+    return (
+        context.origin(task, id)
+        | training
+        | {"parameters": tokenizer.parameter_counts(), "fingerprint": tokenizer.fingerprint()}
+        | _reconstruction_part(context, tokenizer, task, id)
+    )
+
+
+def _training_part(outcome: Outcome, run: Path) -> dict[str, Any]:
+    if outcome.reason == "interrupted":
+        raise Stopped
+    records = read_records(run) if rank() == 0 else []
+    return {
+        "config": run_settings(run),
+        "steps": outcome.step,
+        "best_step": outcome.best_step,
+        "ended": outcome.reason,
+        "seconds": records[-1]["seconds"] if records else None,
+    }
+
+
+def _reconstruction_part(
+    context: Context, tokenizer: Tokenizer, task: TokenizerTask, id: str
+) -> dict[str, Any]:
+    image_size, data, results = task.run.image_size, context.evaluated, context.planned.results
+    networks = context.networks if task.metric_networks else _NO_NETWORKS
+    options: dict[str, Any] = {"image_size": image_size, "on_progress": context.check_stop}
+    _log.info("evaluating %s on %s images", id, f"{len(data):,}")
+    evaluation = evaluate_tokenizer(tokenizer, data, networks, **options)
+    study = study_codebook(tokenizer, context.studied, **options)
+    if rank() == 0:
+        shown = tokenizer.decode(tokenizer.encode(context.shown.to(context.device)))
+        pictures = {"reconstructions": strip_png(shown)}
+        pictures |= draw_extremes(evaluation.scores, tokenizer, data, image_size)
+        results.write_pictures(id, pictures | draw_study(study, method="pca"))
+        if not results.originals.exists():
+            make_directory(results.originals.parent)
+            replace_file(results.originals, strip_png(context.shown))
+    return (
+        {"data": repr(data), "image_size": image_size}
+        | evaluation.record()
+        | {"geometry": study.metrics, "geometry_images": study.images}
+        | {"absent": study.absent | evaluation.absent}
+    )
+
+
+def strip_png(images: Float[Tensor, "b 3 s s"]) -> bytes:
+    """Return a PNG of images in a row, without gaps."""
+    return to_png(torch.cat(list(images.cpu()), dim=2))
+
+
+def generator_record(context: Context, task: GeneratorTask, id: str, tokenizer_id: str) -> dict[str, Any]:
+    """Train and evaluate a generator, once the row of its tokenizer is finished."""
+    results = context.planned.results
+    tokenizer_row, out = results.record(tokenizer_id) or {}, results.run(id)
+    origin = context.origin(task, id) | {"tokenizer": tokenizer_id, "data": repr(context.evaluated)}
+    config = {"tokenizer": tokenizer_row["config"]}
+    failure = {"config": config, "metrics": {}}
+    if "failed" in tokenizer_row:
+        return origin | failure | {"failed": f"its tokenizer failed: {tokenizer_row['failed']}"}
+    tokenizer = load_tokenizer(results.run(tokenizer_id)).to(context.device)
+    tokens = _encode_sources(context, task, tokenizer, tokenizer_id)
+    try:
+        outcome = train_generator(task.run, tokens[0], out, val_tokens=tokens[-1], tokenizer=tokenizer)
+    except DivergedError as error:
+        _log.warning("%s failed: %s", id, error)
+        return origin | failure | {"failed": str(error)}
+    training, generator = _training_part(outcome, out), load_generator(out).to(context.device)
+    return (
+        _generation_part(context, task, generator, tokens)
+        | origin
+        | training
+        | {"config": training["config"] | config}
+        | {"parameters": {"transformer": sum(p.numel() for p in generator.transformer.parameters())}}
+        | {"shown_classes": _show_samples(context, task, generator, id)}
+    )
+
+
+def _encode_sources(
+    context: Context, task: GeneratorTask, tokenizer: Tokenizer, tokenizer_id: str
+) -> list[Path]:
+    """Return the tokens for training and for validation; one directory where the images are the same."""
+    sources, results = context.planned.sources, context.planned.results
+    encoded = [(sources.data, results.tokens(tokenizer_id), task.run.flips)]
+    if sources.validation is not sources.data:
+        encoded.append((sources.validation, results.validation_tokens(tokenizer_id), False))
+    image_size = task.tokenizer.run.image_size
+    for data, out, flips in encoded:
+        _log.info("encoding %s images for %s", f"{len(data):,}", tokenizer_id)
+        encode(tokenizer, data, out, image_size=image_size, flips=flips, on_progress=context.check_stop)
+    return [out for _, out, _ in encoded]
+
+
+def _generation_part(
+    context: Context, task: GeneratorTask, generator: MaskGIT, tokens: list[Path]
+) -> dict[str, Any]:
+    """Measure the likelihood of tokens and, where Inception is available, gFID over sampling seeds."""
+    measuring = context.planned.scale.measuring
+    samples, seeds, sampling = measuring.samples, measuring.sampling_seeds, task.run.sampling
+    options: dict[str, Any] = {"tokens": tokens[-1], "workers": 0, "on_progress": context.check_stop}
+    if len(tokens) > 1:
+        options["train_tokens"] = tokens[0]
+    _log.info("sampling %s images with each of %d seeds", f"{samples:,}", len(seeds))
+    try:
+        return evaluate(
+            generator, context.evaluated, images=samples, seeds=seeds, sampling=sampling, **options
+        ).fields
+    except WeightsError as error:
+        absent = dict.fromkeys(GENERATION_FEATURE_METRICS, str(error))
+        return evaluate(generator, **options).fields | {"metrics": {}, "std": {}, "absent": absent}
+
+
+def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id: str) -> list[str]:
+    """Draw images of random classes, unselected: the same classes in the same places for every tokenizer."""
+    random = torch.Generator().manual_seed(_SAMPLES_SEED)
+    classes = torch.randint(len(generator.classes), (_SHOWN_SAMPLES,), generator=random)
+    if rank() == 0:
+        images = generator.generate(classes, task.run.sampling, seed=_SAMPLES_SEED)
+        context.planned.results.write_pictures(id, {"samples": to_png(image_grid(images.cpu()))})
+    return [generator.classes[number] for number in classes.tolist()]
+
+
+def cost_record(context: Context, task: CostTask, id: str) -> dict[str, Any]:
+    """Time a quantizer as `lgq bench quantizers` does."""
+    ours, *others = measure_cost(task)
+    return context.origin(task, id) | {
+        "config": task.settings(),
+        "metrics": {name: value for name, value in ours.items() if not isinstance(value, str)},
+        "others": others,
+    }
+
+
+def measure_cost(task: CostTask) -> list[dict[str, Any]]:
+    """Time the implementations of a quantizer, ours first, and the networks around it."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings = QuantizerBenchmark(
+        tokens=task.tokens,
+        dim=task.dim,
+        sizes=(task.codebook_size,),
+        quantizers=(task.quantizer,),
+        repeats=task.repeats,
+        device=device,
+    )
+    around = networks_ms(task.around, task.tokens, torch.device(device), repeats=task.repeats)
+    return [
+        asdict(row) | {"networks_ms": around, "share_of_step": None if row.ms is None else row.ms / around}
+        for row in run_benchmark(settings)
+    ]
