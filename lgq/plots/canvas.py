@@ -8,6 +8,7 @@ from functools import cache
 from io import BytesIO
 
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
@@ -19,13 +20,13 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 """Colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
 QUALITATIVE = (BLUE, ORANGE, GREEN, PURPLE, "#e69f00", "#56b4e9", "#222222", "#999999")
 """Colours of lines in one plot: the same palette, with black and a grey."""
-SHADE, GRID = "#dcdcdc", "#ededed"
+SHADE, _GRID = "#dcdcdc", "#ededed"
 """Colours of unused codes, and of grid lines."""
 
 MARGIN, GAP, TEXT, SMALL_TEXT = 16, 6, 17, 14
 LINE = TEXT + 10
 """Height of a line of text in pixels."""
-DOTS_PER_INCH = 110
+_DOTS_PER_INCH = 110
 
 
 def blank_sheet(width: int, height: int, caption: str = "") -> Image.Image:
@@ -47,9 +48,9 @@ def write(
     ImageDraw.Draw(sheet).text(place, text, fill=colour, font=_font(size), anchor=anchor)
 
 
-def text_width(text: str, size: int = TEXT) -> int:
+def text_width(text: str) -> int:
     """Width of the text as `write` draws it, in pixels, rounded up."""
-    return math.ceil(_font(size).getlength(text))
+    return math.ceil(_font(TEXT).getlength(text))
 
 
 @cache
@@ -69,6 +70,19 @@ def sheet_png(sheet: Image.Image) -> bytes:
     file = BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()
+
+
+def panel_figure(panels: int, size: tuple[float, float], *, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of `size` inches, `columns` per row."""
+    columns = min(panels, columns)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=_DOTS_PER_INCH, layout="constrained")
+    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", color=_GRID, linewidth=0.8)
+        panel.set_axisbelow(True)
+    return figure, axes
 
 
 def figure_png(figure: Figure) -> bytes:

@@ -26,9 +26,7 @@ from lgq.checks import require_at_least, require_one_of
 from lgq.errors import LGQError
 from lgq.plots.canvas import (
     BLUE,
-    DOTS_PER_INCH,
     FAINT,
-    GRID,
     LINE,
     MARGIN,
     ORANGE,
@@ -36,6 +34,7 @@ from lgq.plots.canvas import (
     SMALL_TEXT,
     blank_sheet,
     figure_png,
+    panel_figure,
     sheet_png,
     write,
 )
@@ -60,13 +59,9 @@ class Projection:
 
 
 def project(
-    latents: Float[Tensor, "n c"],
-    codes: Float[Tensor, "k c"],
-    *,
-    method: Method = "auto",
-    seed: int = 0,
+    latents: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], *, method: Method = "auto"
 ) -> Projection:
-    """Project latents and codes to one plane; the same for the same seed.
+    """Project latents and codes to one plane; the same arrays give the same plane.
 
     method: "auto" uses UMAP where umap-learn is installed, and PCA otherwise.
     """
@@ -78,7 +73,7 @@ def project(
     x, y = latents.detach().cpu().double(), codes.detach().cpu().double()
     umap = None if method == "pca" else _import_umap()
     if umap is not None:
-        return Projection(*_umap(umap, x, y, seed), "umap")
+        return Projection(*_umap(umap, x, y), "umap")
     if method == "umap":
         raise LGQError("UMAP needs the package umap-learn: install lgq[umap], or choose 'pca'.")
     return Projection(*_pca(x, y), "pca")
@@ -108,13 +103,13 @@ def _pca(
 
 
 def _umap(
-    umap: Any, x: Float64[Tensor, "n c"], y: Float64[Tensor, "k c"], seed: int
+    umap: Any, x: Float64[Tensor, "n c"], y: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "n 2"], Float64[Tensor, "k 2"]]:
     """Fit latents and codes together, so that neither is squeezed into the picture of the other."""
     points = torch.cat([x, y]).numpy()
     neighbours = min(15, len(points) - 1)
     # With more threads the result would depend on their timing.
-    plane = umap.UMAP(n_neighbors=neighbours, random_state=seed, n_jobs=1).fit_transform(points)
+    plane = umap.UMAP(n_neighbors=neighbours, random_state=0, n_jobs=1).fit_transform(points)
     both = torch.from_numpy(plane).double()
     return both[: len(x)], both[len(x) :]
 
@@ -135,7 +130,7 @@ def overlay(
     """
     drawn = _random_codes(len(codebook))
     latents, codes, counts = latents.detach().cpu(), codebook.detach().cpu()[drawn], counts.cpu()[drawn]
-    figure, panels = _figure(11.4, 5.6, panels=2)
+    figure, panels = panel_figure(2, (5.7, 5.6))
     plane = project(latents, codes, method=method)
     medians = [torch.linalg.vector_norm(x.double(), dim=1).median().item() for x in (latents, codes)]
     norms = "median norms {:.3g} of latents, {:.3g} of codes".format(*medians)
@@ -163,13 +158,10 @@ def norm_scatter(
     """
     codebook, counts = codebook.detach().cpu(), counts.cpu()
     norms, dead = torch.linalg.vector_norm(codebook.double(), dim=1), counts == 0
-    figure, (panel,) = _figure(7.6, 4.4)
+    figure, (panel,) = panel_figure(1, (7.6, 4.4))
     size, live = _marker_size(len(counts)), f"{int((~dead).sum()):,} live codes"
     panel.scatter(norms[~dead], counts[~dead], s=size, color=BLUE, alpha=0.6, linewidths=0, label=live)
     _draw_dead(panel, norms[dead], counts[dead], size)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(color=GRID, linewidth=0.8)
-    panel.set_axisbelow(True)
     # Logarithmic above 1, with room for dead codes at 0.
     panel.set_yscale("symlog", linthresh=1)
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -254,12 +246,6 @@ def _draw_dead(panel: Axes, x: Tensor, y: Tensor, size: float) -> None:
 def _marker_size(codes: int) -> float:
     """Size in square points: large for few codes, small enough for thousands side by side."""
     return min(36.0, max(5.0, 20_000 / codes))
-
-
-def _figure(width: float, height: float, *, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
-    axes: list[Axes] = list(figure.subplots(1, panels, squeeze=False, gridspec_kw={"wspace": 0.1})[0])
-    return figure, axes
 
 
 def _write_legend(figure: Figure, panel: Axes) -> None:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lgq.plots.canvas import QUALITATIVE
-from lgq.plots.curves import panels_png
+from lgq.plots.canvas import QUALITATIVE, figure_png, panel_figure
 from lgq.report.paper_tables import COLUMNS, Cell, Column, build_table, table_specs
 from lgq.report.result_set import ResultSet, Sample, curve_of
 
@@ -170,17 +169,12 @@ def _markdown(cell: Cell) -> str:
 
 def headline_png(results: ResultSet) -> bytes:
     """PSNR, rFID and utilization of the comparison over steps: one line per quantizer, a band over seeds."""
-    curves = {name: _over_steps(results, "comparison", "", name) for name in _HEADLINE_CURVES}
-
-    def draw(axes: Sequence[Axes]) -> None:
-        for panel, (metric, lines) in zip(axes, curves.items(), strict=True):
-            _draw_headline(panel, COLUMNS[metric], lines)
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[0].figure.legend(
-            handles=handles, labels=labels, loc="outside lower center", frameon=False, ncols=len(labels)
-        )
-
-    return panels_png(draw, panels=len(curves), size=(3.6, 3.2), columns=len(curves))
+    figure, panels = panel_figure(len(_HEADLINE_CURVES), (3.6, 3.2), columns=len(_HEADLINE_CURVES))
+    for panel, metric in zip(panels, _HEADLINE_CURVES, strict=True):
+        _draw_headline(panel, COLUMNS[metric], _over_steps(results, "comparison", "", metric))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
+    return figure_png(figure)
 
 
 def _draw_headline(panel: Axes, column: Column, lines: dict[str, Points]) -> None:

@@ -27,7 +27,8 @@ class FirstTwo:
         self.settings = settings
 
     def fit_transform(self, rows: np.ndarray) -> np.ndarray:
-        return (rows[:, :2] + self.settings["random_state"]).astype(np.float32)
+        assert self.settings["random_state"] == 0
+        return rows[:, :2].astype(np.float32)
 
 
 @pytest.fixture
@@ -93,10 +94,10 @@ def test_without_umap_pca_is_used_and_named(titles):
 @pytest.mark.usefixtures("with_umap")
 def test_umap_projects_latents_and_codes_together_and_is_named(titles):
     latents, codes = points()
-    plane = project(latents, codes, seed=5)
+    plane = project(latents, codes)
     assert plane.method == "umap"
-    torch.testing.assert_close(plane.latents.float(), latents[:, :2] + 5)
-    torch.testing.assert_close(plane.codes.float(), codes[:, :2] + 5)
+    torch.testing.assert_close(plane.latents.float(), latents[:, :2])
+    torch.testing.assert_close(plane.codes.float(), codes[:, :2])
     overlay(latents, codes, torch.arange(CODES), caption="LGQ")
     assert "by UMAP" in titles[-1]
 

@@ -21,17 +21,12 @@ from lgq.plots.pictures import (
 )
 
 
-def test_panels_are_side_by_side_each_at_its_own_scale():
+def test_panels_are_side_by_side_each_at_its_own_scale_with_its_caption():
     small, large = noise(3, 4, 6), noise(3, 12, 9)
     picture = opened(side_by_side([Panel("small", small, 3), Panel("large", large)]))
+    assert count(canvas.INK, picture) > 0 == count(canvas.INK, opened(side_by_side([Panel("", small)])))
     top, left = place(levels(small, 3), picture)
     assert place(levels(large), picture) == (top, left + 18 + canvas.MARGIN)
-
-
-def test_captions_are_written():
-    panel = noise(3, 8, 60)
-    words, silence = (opened(side_by_side([Panel(caption, panel)])) for caption in ("words", ""))
-    assert count(canvas.INK, words) > 0 == count(canvas.INK, silence)
 
 
 def test_every_image_of_a_grid_is_above_its_reconstruction():

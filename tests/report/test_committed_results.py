@@ -20,7 +20,7 @@ def results():
 
 
 def without_pictures(page: str) -> str:
-    """Whose bytes depend on the library that compressed them."""
+    """The page without its pictures, whose bytes depend on the library that compressed them."""
     return re.sub(r"data:image/\w+;base64,[\w+/=]+", "", page)
 
 
@@ -36,10 +36,10 @@ def test_the_readme_has_the_table_of_the_records(results):
     assert SCRIPT["with_table"](readme, results) == readme
 
 
-def test_every_record_was_asked_for_and_says_with_which_command_and_seed(results):
-    asked = {row.id for plan in results.plans.values() for row in plan.rows}
+def test_every_record_is_planned_and_has_its_command_and_seed(results):
+    planned = {row.id for plan in results.plans.values() for row in plan.rows}
     for run in results.runs.values():
-        assert run.id in asked
+        assert run.id in planned
         assert run.command.startswith("lgq experiment ")
         assert run.seed is not None or run.kind == "cost"
 
