@@ -1,4 +1,4 @@
-"""Refusals of bad settings and input: each names the value, the rule and the way out."""
+"""Checks of settings and inputs; each raises an error that names the value, the rule and the way out."""
 
 import difflib
 from collections.abc import Collection
@@ -40,7 +40,7 @@ def require_between(lowest: float, highest: float, **values: float) -> None:
 
 
 def require_known(kind: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that is not among those known, and suggest the closest one."""
+    """Raise an error for an unknown name, and suggest the closest known one."""
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
@@ -76,13 +76,13 @@ def require_finite(z: Tensor) -> None:
         return
     bad = int((~torch.isfinite(z)).any(1).sum())
     raise LGQError(
-        f"{bad} of {len(z)} latent vectors hold NaN or infinity, and no code is near those: "
-        f"look upstream, at the learning rate, the loss scale or the input."
+        f"{bad} of {len(z)} latent vectors contain NaN or infinity, so they have no nearest code: "
+        f"check the learning rate, the loss scale and the input."
     )
 
 
 def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> Tensor:
-    """The indices as int64, of whichever integer type they were stored in."""
+    """Return indices of any integer dtype as int64, after checking their range."""
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise LGQError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
     indices = indices.long()

@@ -1,7 +1,6 @@
-"""Settings to JSON and back: nested dataclasses, checked field by field.
+"""Settings, which are nested dataclasses, to JSON and back.
 
-A file of settings is a user's file: a wrong name or type is refused by its path, such as
-`backbone.widths`, before anything runs.
+Every field is checked: an error about a wrong name or type gives its path, such as `backbone.widths`.
 """
 
 import dataclasses
@@ -18,17 +17,17 @@ _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 3, 100, 100
 
 
 class ConfigError(LGQError):
-    """Settings that do not fit; the message names the field."""
+    """Settings that do not fit their fields; the message names the field."""
 
 
 def to_json(settings: Any) -> dict[str, Any]:
-    """Plain dictionaries, lists, strings and numbers."""
+    """Convert settings to plain dictionaries, lists, strings and numbers."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {name: _plain(value) for name, value in values.items()}
 
 
 def from_json(kind: type[T], values: Any, *, path: str = "") -> T:
-    """The settings that `to_json` gave; fields left out take their defaults."""
+    """Restore settings from the output of `to_json`; missing fields take their defaults."""
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path or 'settings'} must be an object with named fields, got {_BRIEF.repr(values)}."
@@ -40,10 +39,10 @@ def from_json(kind: type[T], values: Any, *, path: str = "") -> T:
             close = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(fields)}."
             raise ConfigError(f"unknown field {_BRIEF.repr(_join(path, name))}: {hint}")
-    chosen = {name: _restore(hints[name], value, _join(path, name)) for name, value in values.items()}
+    restored = {name: _restore(hints[name], value, _join(path, name)) for name, value in values.items()}
     try:
-        return kind(**chosen)
-    except (TypeError, ValueError) as error:
+        return kind(**restored)
+    except (TypeError, LGQError) as error:
         raise ConfigError(f"{path or kind.__name__}: {error!s:.300}") from error
 
 
@@ -64,7 +63,9 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
         return from_json(hint, value, path=path)  # type: ignore[arg-type]
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _restore_any(get_args(hint), value, path)
+        options = [option for option in get_args(hint) if option is not type(None)]
+        optional = len(options) < len(get_args(hint))
+        return None if value is None and optional else _restore(options[0], value, path)
     if origin is Literal:
         return _require(value in get_args(hint), value, path, " or ".join(map(repr, get_args(hint))))
     if origin is tuple:
@@ -74,19 +75,12 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
     return _restore_scalar(hint, value, path)
 
 
-def _restore_any(hints: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in hints:
-        return None
-    rest = [hint for hint in hints if hint is not type(None)]
-    return _restore(rest[0], value, path)
-
-
 def _restore_tuple(hints: tuple[Any, ...], value: Any, path: str) -> Any:
     _require(isinstance(value, list | tuple), value, path, "a list")
-    each = [hints[0]] * len(value) if hints[-1] is Ellipsis else list(hints)
-    _require(len(each) == len(value), value, path, f"a list of {len(each)}")
-    places = enumerate(zip(each, value, strict=True))
-    return tuple(_restore(hint, item, f"{path}[{i}]") for i, (hint, item) in places)
+    expected = [hints[0]] * len(value) if hints[-1] is Ellipsis else list(hints)
+    _require(len(expected) == len(value), value, path, f"a list of {len(expected)}")
+    pairs = enumerate(zip(expected, value, strict=True))
+    return tuple(_restore(hint, item, f"{path}[{i}]") for i, (hint, item) in pairs)
 
 
 def _restore_scalar(hint: Any, value: Any, path: str) -> Any:

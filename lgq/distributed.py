@@ -1,4 +1,4 @@
-"""Who am I among the processes, and sums over all of them; inert on one process."""
+"""Processes of a distributed run: rank, world size, sums and broadcasts. On one process all are no-ops."""
 
 import os
 from datetime import timedelta
@@ -12,16 +12,16 @@ from lgq.errors import LGQError
 
 
 def join_processes() -> torch.device:
-    """Join the processes that torchrun started, if any; returns the device of this one.
+    """Join the processes that torchrun started, if any, and return the device of this process.
 
-    Refuses a process group whose size differs from WORLD_SIZE: each process would do all the work alone.
+    A process group whose size differs from WORLD_SIZE is an error: each process would do all the work alone.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == "mps":
-        accelerator = None  # it has no float64, in which metrics are summed
+        accelerator = None  # it has no float64, which metrics need
     expected = int(os.environ.get("WORLD_SIZE", "1"))
     if expected > 1 and not dist.is_initialized():
-        # Counts and metrics meet on the CPU, gradients on the device.
+        # Counts and metrics are reduced on the CPU, gradients on the device.
         backend = "gloo" if accelerator is None else "cpu:gloo,cuda:nccl"
         # The first process computes some things alone, while the others wait.
         dist.init_process_group(backend, timeout=timedelta(days=1))
@@ -38,14 +38,14 @@ def join_processes() -> torch.device:
 
 
 def leave_processes() -> None:
-    """After all work, together: launchers stop the others where one process ends early."""
+    """Leave the process group, after waiting for all: launchers stop all processes if one ends early."""
     if dist.is_available() and dist.is_initialized():
         wait_for_all()
         dist.destroy_process_group()
 
 
 def wait_for_all() -> None:
-    """Until every process is here."""
+    """Wait until every process has reached this call."""
     if world_size() > 1:
         dist.barrier()
 
@@ -59,35 +59,35 @@ def rank() -> int:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sum over processes, differentiable: each rank's share receives the sum of all gradients."""
+    """Sum over processes, differentiably: the gradient of each rank's term is the sum of all gradients."""
     return x if world_size() == 1 else _Sum.apply(x)
 
 
 def stack_over_ranks(x: Tensor) -> Tensor:
-    """All processes' values of one shape, first process first; a sum with zeros changes no value."""
-    every = x.new_zeros(world_size(), *x.shape)
-    every[rank()] = x
-    return sum_over_ranks(every)
+    """Stack the values of all processes, which have equal shapes, in the order of ranks."""
+    stacked = x.new_zeros(world_size(), *x.shape)
+    stacked[rank()] = x  # a sum with zeros changes no value
+    return sum_over_ranks(stacked)
 
 
 def broadcast_from_first(x: Tensor) -> Tensor:
-    """Rank 0's values everywhere."""
+    """Return the values of rank 0 on every process."""
     if world_size() == 1:
         return x
-    shared = x.to(_meeting_device(x)).contiguous()
+    shared = x.to(_reduction_device(x)).contiguous()
     dist.broadcast(shared, src=0)
     return shared.to(x.device)
 
 
-def _meeting_device(x: Tensor) -> torch.device:
-    """NCCL moves nothing that lies on a CPU."""
+def _reduction_device(x: Tensor) -> torch.device:
+    """Device on which processes exchange `x`: NCCL cannot send tensors on the CPU."""
     return torch.device("cuda") if dist.get_backend() == "nccl" else x.device
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.to(_meeting_device(x), copy=True, memory_format=torch.contiguous_format)
+        total = x.to(_reduction_device(x), copy=True, memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total.to(x.device)
 

@@ -1,7 +1,6 @@
-"""Files that survive a crash: whole or absent, on the disk before anything relies on them, known by hash.
+"""Files that survive a crash: complete or absent, synced to the disk, and verified by hash.
 
-A directory can carry a manifest, which tells damage from what was written, and a lock, which keeps a second
-process out.
+A directory can have a manifest, which detects damage, and a lock, which keeps out a second process.
 """
 
 import errno
@@ -158,20 +157,20 @@ def damage_named(directory: Path, name: str) -> Iterator[None]:
 
 
 def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
-    """Strict JSON (no NaN) that `json.loads` turns into the same value, for every string of Python."""
+    """Encode strict JSON (no NaN), which `json.loads` decodes to the same value for every Python string."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    # A name that is no valid Unicode, as file names can be, is no reason to lose a checkpoint.
+    # File names can be invalid Unicode, which must not make a checkpoint fail.
     return (text + "\n").encode("utf-8", "surrogatepass")
 
 
 def sealed_json(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
-    """JSON with its own checksum, for what no other file vouches for."""
+    """Encode JSON with its own checksum, for content that no manifest covers."""
     checksum = Fingerprint.of(json_bytes(content)).sha256
     return json_bytes({**content, "checksum": checksum}, indent=indent)
 
 
 def unsealed_json(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
-    """The content of `sealed_json`, of which not a single bit may differ."""
+    """Decode the output of `sealed_json`; a single wrong bit is an error."""
     try:
         content = json.loads(data)
         content.pop("checksum")
@@ -183,7 +182,7 @@ def unsealed_json(data: bytes, *, indent: int | None = 2) -> dict[str, Any]:
 
 
 def write_new_file(path: Path, data: bytes) -> None:
-    """Create a file and wait until the disk has it; its name is durable after `sync_directory`."""
+    """Create a file and sync it to the disk; its name is durable after `sync_directory`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         rest = memoryview(data)
@@ -195,7 +194,7 @@ def write_new_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file in one step: a reader, or a crash, meets the old content or the new, each whole."""
+    """Write a file atomically: readers see the complete old or new content, also after a crash."""
     partial = beside(path, "partial")
     with named_disk_errors(path):
         try:
@@ -210,15 +209,15 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file, and its directory if missing, in one step; errors name the path and a way out."""
+    """Write a file atomically, and create its directory; errors name the path and a way out."""
     with named_disk_errors(path, "make room or choose another path; the same command continues"):
         make_directory(path.parent)
         replace_file(path, data)
 
 
 def require_writable(folder: Path) -> None:
-    """Fail before long work where its results cannot be written; nothing is created yet."""
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    """Raise an error before long work if its results cannot be written; create nothing yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         raise LGQError(f"cannot write to {folder}: choose another directory.")
 
@@ -229,7 +228,7 @@ def replace_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def replace_directory(final: Path) -> Iterator[Path]:
-    """An empty directory to fill: it takes the place of `final` if the block ends well, or vanishes."""
+    """Yield an empty directory to fill; it replaces `final` if the block succeeds, or is removed."""
     partial = beside(final, "partial")
     with removed_on_failure(partial):
         shutil.rmtree(partial, ignore_errors=True)
@@ -249,10 +248,10 @@ def removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def publish_directory(partial: Path, final: Path) -> None:
-    """Make a filled directory durable under its final name; what had that name before goes.
+    """Rename a filled directory to its final name durably; a directory of that name is removed.
 
-    No system call swaps two directories everywhere. So a crash in the one moment between the two
-    renames leaves no `final`, but its old content whole, as `<final>.replaced`.
+    No portable system call swaps two directories. A crash between the two renames leaves no `final`, but its
+    complete old content as `<final>.replaced`.
     """
     sync_tree(partial)
     replaced = beside(final, "replaced")
@@ -266,12 +265,12 @@ def publish_directory(partial: Path, final: Path) -> None:
             os.rename(replaced, final)
         raise
     sync_directory(final.parent)
-    with suppress(OSError):  # the new one stands, whatever happens to the old
+    with suppress(OSError):  # the new directory is in place, whatever happens to the old one
         remove_directory(replaced)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, if there is one; a crash leaves it whole, or as `<path>.removed`."""
+    """Remove a directory if it exists; a crash leaves it complete, or as `<path>.removed`."""
     if path.exists():
         removed = beside(path, "removed")
         shutil.rmtree(removed, ignore_errors=True)
@@ -280,7 +279,7 @@ def remove_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory and its missing parents, each durable; another process may do so meanwhile."""
+    """Create a directory and its missing parents durably; another process may do so at the same time."""
     if not path.is_dir():
         make_directory(path.parent)
         with named_disk_errors(path):
@@ -293,7 +292,7 @@ def make_directory(path: Path) -> None:
 
 
 def beside(path: Path, role: str) -> Path:
-    """The name, in the same directory, of something that is not `path` yet or no longer."""
+    """Return a path in the same directory for something that will be, or was, `path`."""
     return path.with_name(f"{path.name}.{role}")
 
 
@@ -305,7 +304,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable, where the file system can do so."""
+    """Make the names in a directory durable, if the file system supports it."""
     try:
         _sync(path)
     except OSError as error:
@@ -323,9 +322,9 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def directory_lock(directory: str | Path) -> Iterator[None]:
-    """Keep a directory, which is made if missing, to this process for the length of a block.
+    """Lock a directory, which is created if missing, for this process inside the block.
 
-    The operating system releases the lock when its holder dies. The file stays, and means nothing by itself.
+    The operating system releases the lock when the process ends. The file stays, but locks nothing by itself.
     """
     directory = Path(directory)
     try:
@@ -337,7 +336,7 @@ def directory_lock(directory: str | Path) -> Iterator[None]:
     _held_locks.add(descriptor)
     try:
         _acquire_lock(descriptor, directory)
-        # Only the error of the next process reads this, so a full disk is no reason to stop here.
+        # Only error messages use this, so a full disk must not stop the process here.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
@@ -363,19 +362,19 @@ def _lock_holder(descriptor: int) -> str:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "another process"  # which has not written its name yet
+        return "another process"  # one that has not written its name yet
 
 
 def _release_lock(descriptor: int) -> None:
     if descriptor in _held_locks:
         _held_locks.remove(descriptor)
-        # The lock is gone even where closing fails, and nothing may hide the error that led here.
+        # The lock is released even if closing fails, and no error may hide the one that led here.
         with suppress(OSError):
             os.close(descriptor)
 
 
 def _leave_locks_to_the_parent() -> None:
-    # A data worker that outlives a killed trainer would keep the lock for it.
+    # A data worker that outlives a killed trainer would keep its lock.
     for descriptor in list(_held_locks):
         _release_lock(descriptor)
 

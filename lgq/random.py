@@ -1,7 +1,7 @@
-"""Randomness as a hash of its key instead of a generator with a state (SplitMix64, Steele et al. 2014).
+"""Random numbers as hashes of a key, without a generator state (SplitMix64, Steele et al. 2014).
 
-A value belongs to its key alone, so it does not matter which process asks, in which order, or after how
-many restarts. Every use has a stream of its own, the first part of its keys.
+A value depends on its key alone: not on the process, the order of calls or the number of restarts. Every use
+has a stream of its own, which is the first part of its keys.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Int
 
 SAMPLING_BATCH = 64
-"""Images per batch that a generator draws: seeds belong to batches, so another size draws other images."""
+"""Number of generated images per batch; each batch has a seed, so another size gives other images."""
 
 _WORD = 2**64 - 1
 
 
 class Stream(IntEnum):
-    """What the bits are for; two streams never share a key."""
+    """Uses of random numbers; two streams never share a key."""
 
     CROP = 1
     EPOCH_ORDER = 2
@@ -35,7 +35,7 @@ class Stream(IntEnum):
 
 
 def random_bits(stream: Stream, *key: int) -> int:
-    """64 random bits that belong to the key."""
+    """Return 64 random bits for the key."""
     state = 0
     for part in (stream, *key):
         state = mix(state + (part & _WORD))
@@ -48,19 +48,19 @@ def batch_seed(seed: int, first: int) -> int:
 
 
 def random_order(length: int, stream: Stream, *key: int) -> Int[np.ndarray, " length"]:
-    """A permutation of 0 .. length - 1 that belongs to the key."""
+    """Return a random permutation of 0 .. length - 1 for the key."""
     words = np.arange(length, dtype=np.uint64) + np.uint64(random_bits(stream, *key))
     return np.argsort(mix(words), kind="stable")
 
 
 def random_fractions(stream: Stream, *key: int) -> Iterator[float]:
-    """Numbers in [0, 1) without end that belong to the key."""
+    """Yield endless random numbers in [0, 1) for the key."""
     first = random_bits(stream, *key)
     return ((mix(first + i) >> 11) * 2.0**-53 for i in count())
 
 
 def mix(word: Any) -> Any:
-    """The next word of SplitMix64, for one number or for an array of unsigned 64-bit numbers."""
+    """Return the next word of SplitMix64, for an int or for an array of uint64."""
     word = (word + 0x9E3779B97F4A7C15) & _WORD
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD

@@ -1,11 +1,11 @@
-"""Results records: what evaluations and experiments leave behind, and reports read; a JSON object a line.
+"""Records of evaluations, one JSON object per line of a file.
 
     {"kind": "tokenizer", "command": [...], "config": {...}, "seed": 0, "data": "...", "images": 10000,
      "metrics": {"psnr": 21.3, "rfid": 12.1}, "absent": {"lpips": "why"}, "fid": {...}, ...}
 
-A metric that is no finite number is null. Records are only ever added, each in one write, so several
-processes may share a file. A killed one leaves at most a torn line. By the `checksum` that every line ends
-with, readers know a line that is torn or was changed, and leave it out with a warning.
+NaN and infinity are stored as null. Records are only appended, each in one write, so several processes may
+share a file. A killed process leaves at most one incomplete line. Every line ends with a `checksum`, by which
+readers detect a line that is incomplete or was changed, and skip it with a warning.
 """
 
 import errno
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class ResultsError(LGQError):
-    """Results that cannot be written or read; the message says why, and the way out."""
+    """Results that cannot be written or read."""
 
 
 def append_result(file: str | Path, record: dict[str, Any]) -> None:
-    """Add a record, on the disk when this returns."""
+    """Append a record; it is on the disk when this returns."""
     path = Path(file)
     try:
         make_directory(path.parent)
@@ -40,12 +40,12 @@ def append_result(file: str | Path, record: dict[str, Any]) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise ResultsError(
-            f"cannot write {path} ({error.strerror or error}): choose another place."
+            f"cannot write {path} ({error.strerror or error}): choose another path."
         ) from error
 
 
 def read_results(file: str | Path) -> list[dict[str, Any]]:
-    """Every whole record of a file, in the order in which they came."""
+    """Read every intact record of a file, in the order of writing."""
     try:
         lines = Path(file).read_bytes().splitlines()
     except OSError as error:
@@ -53,7 +53,7 @@ def read_results(file: str | Path) -> list[dict[str, Any]]:
     records = [_record(line) for line in lines]
     for number, record in enumerate(records, 1):
         if record is None and lines[number - 1]:
-            _log.warning("left out line %d of %s, which is torn or was changed", number, file)
+            _log.warning("skipped line %d of %s, which is incomplete or was changed", number, file)
     return [record for record in records if record is not None]
 
 
@@ -66,17 +66,17 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _write(descriptor: int, line: bytes) -> None:
     size = os.fstat(descriptor).st_size
-    torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-    line = b"\n" + line if torn else line
+    incomplete = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+    line = b"\n" + line if incomplete else line
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
 
 
 def strict(value: Any) -> Any:
-    """A record as JSON can hold it, which knows neither NaN nor infinity."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
-        return {name: strict(each) for name, each in value.items()}
+        return {name: strict(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(each) for each in value]
+        return [strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,3 +1,5 @@
+"""Settings survive JSON, and errors name the field."""
+
 import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgq.config import ConfigError, from_json, to_json
+from lgq.errors import LGQError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +20,7 @@ class Inner:
 
     def __post_init__(self) -> None:
         if not self.widths:
-            raise ValueError("widths must not be empty.")
+            raise LGQError("widths must not be empty.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,6 @@ def test_fields_left_out_take_their_defaults():
         ([], "settings must be an object"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_path(values, message):
+def test_errors_name_the_path_of_the_field(values, message):
     with pytest.raises(ConfigError, match=message):
         from_json(Outer, values)

@@ -1,4 +1,4 @@
-"""Random values belong to their keys."""
+"""Random numbers depend on their keys alone."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -21,13 +21,13 @@ def test_random_numbers_never_change():
 
 
 def test_no_two_streams_collide():
-    """Members of one value would be one member, and words of one key must differ between streams."""
+    """Members of equal value would be aliases, and words of one key must differ between streams."""
     assert len(Stream) == len(Stream.__members__)
     words = {random_bits(stream, *key) for stream in Stream for key in np.ndindex(5, 5, 5)}
     assert len(words) == len(Stream) * 5**3
 
 
-def test_negative_and_huge_seeds_are_as_good_as_others():
+def test_negative_and_huge_seeds_give_different_bits():
     words = {random_bits(Stream.CROP, seed, 0) for seed in (-1, 0, 1, 2**63, 2**80 + 5)}
     assert len(words) == 5
 
@@ -45,7 +45,7 @@ def test_a_random_order_is_a_permutation(length, key):
     assert sorted(random_order(length, Stream.SUBSET, key).tolist()) == list(range(length))
 
 
-def test_random_orders_are_uniform_over_places():
+def test_random_orders_are_uniform_over_positions():
     orders = np.stack([random_order(10, Stream.EPOCH_ORDER, epoch) for epoch in range(3000)])
-    counts = np.stack([np.bincount(orders[:, place], minlength=10) for place in range(10)])
+    counts = np.stack([np.bincount(orders[:, position], minlength=10) for position in range(10)])
     assert abs(counts - 300).max() < 5 * 300**0.5

@@ -1,4 +1,5 @@
-import json
+"""Records are appended complete, and damaged ones are skipped."""
+
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +18,15 @@ def test_records_come_back_in_their_order(tmp_path):
     assert len(file.read_bytes().splitlines()) == 4
 
 
-def test_what_is_no_finite_number_is_null_at_every_depth(tmp_path):
+def test_nan_and_infinity_are_null_at_every_depth(tmp_path):
     file = tmp_path / "results.jsonl"
     append_result(file, {"psnr": math.inf, "rows": [{"kid": math.nan}, (-math.inf, 1.5)], "count": 3})
     assert read_results(file) == [{"psnr": None, "rows": [{"kid": None}, [None, 1.5]], "count": 3}]
+    assert not any(word in file.read_text() for word in ("NaN", "Infinity"))
 
 
 @pytest.mark.parametrize("kept", [1, 5, 14])
-def test_a_torn_line_is_left_out_and_the_next_record_is_whole(tmp_path, kept):
+def test_an_incomplete_line_is_skipped_and_the_next_record_is_intact(tmp_path, kept):
     file = tmp_path / "results.jsonl"
     for number in range(2):
         append_result(file, {"number": number})
@@ -35,7 +37,7 @@ def test_a_torn_line_is_left_out_and_the_next_record_is_whole(tmp_path, kept):
     assert read_results(file) == [{"number": 0}, {"number": 2}]
 
 
-def test_lines_that_are_no_records_are_left_out(tmp_path):
+def test_lines_that_are_not_records_are_skipped(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_bytes(b'[1]\n\n3\n\xff\xfe\n{"without a checksum": 1}\n' + b"[" * 100_000 + b"\n")
     append_result(file, {"a": 1})
@@ -62,28 +64,19 @@ def test_a_disk_that_fills_up_is_an_error_and_loses_no_earlier_record(tmp_path, 
     assert read_results(file) == [{"number": 0}, {"number": 2}]
 
 
-def test_a_place_that_cannot_be_written_or_read_is_named(tmp_path):
+def test_errors_name_the_path(tmp_path):
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(ResultsError, match=r"cannot write .*results\.jsonl .*choose another place"):
+    with pytest.raises(ResultsError, match=r"cannot write .*results\.jsonl .*choose another path"):
         append_result(tmp_path / "file" / "results.jsonl", {})
     with pytest.raises(ResultsError, match=r"cannot read .*absent\.jsonl .*check the path"):
         read_results(tmp_path / "absent.jsonl")
 
 
-def test_a_line_is_strict_json(tmp_path):
-    append_result(tmp_path / "results.jsonl", {"psnr": math.nan})
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    json.loads((tmp_path / "results.jsonl").read_text(), parse_constant=refuse)
-
-
-def test_a_changed_line_is_left_out_with_a_warning(tmp_path, caplog):
+def test_a_changed_line_is_skipped_with_a_warning(tmp_path, caplog):
     file = tmp_path / "results.jsonl"
     for number in range(3):
         append_result(file, {"number": number, "psnr": 21.5})
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(lines[0] + lines[1].replace(b"21.5", b"29.5") + lines[2])
     assert [record["number"] for record in read_results(file)] == [0, 2]
-    assert f"left out line 2 of {file}" in caplog.text
+    assert f"skipped line 2 of {file}" in caplog.text

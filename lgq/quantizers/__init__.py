@@ -1,9 +1,9 @@
 """Quantizers with one contract, and the registry of their names."""
 
-import difflib
 import inspect
 from typing import Any
 
+from lgq.checks import require_known
 from lgq.errors import LGQError
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.fsq import FSQ
@@ -42,15 +42,8 @@ def register(name: str, quantizer: type[Quantizer]) -> None:
 
 def build_quantizer(name: str, dim: int, codebook_size: int, **options: Any) -> Quantizer:
     """Build the quantizer of that name; options are its constructor's keyword arguments."""
-    if name not in QUANTIZERS:
-        raise LGQError(f"unknown quantizer {name!r}{_hint(name, list(QUANTIZERS))}.")
+    require_known("quantizer", name, QUANTIZERS)
     known = [p for p in inspect.signature(QUANTIZERS[name]).parameters if p not in ("dim", "codebook_size")]
     for option in options:
-        if option not in known:
-            raise LGQError(f"quantizer {name!r} has no option {option!r}{_hint(option, known)}.")
+        require_known(f"{name} option", option, known)
     return QUANTIZERS[name](dim, codebook_size, **options)
-
-
-def _hint(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f": did you mean {close[0]!r}?" if close else f": choose from {', '.join(known)}"

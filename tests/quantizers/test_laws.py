@@ -272,7 +272,7 @@ def test_bad_latents_are_refused_by_name(build):
     for poison in (float("nan"), float("inf")):
         z = latents(7, DIM)
         z[2, 1] = poison
-        with pytest.raises(ValueError, match="1 of 7 latent vectors hold NaN or infinity"):
+        with pytest.raises(ValueError, match="1 of 7 latent vectors contain NaN or infinity"):
             quantizer(z)
         with pytest.raises(ValueError, match="1 of 7 latent vectors"):
             quantizer.encode(z)

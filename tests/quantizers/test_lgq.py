@@ -152,8 +152,8 @@ def test_bad_settings_are_refused_by_name(options, message):
     [
         ("lqg", {}, "unknown quantizer 'lqg': did you mean 'lgq'?"),
         ("zzz", {}, "choose from lgq, ibq, vq, rotvq, fsq, lfq, simvq"),
-        ("lgq", {"peak_wieght": 1.0}, "'lgq' has no option 'peak_wieght': did you mean 'peak_weight'?"),
-        ("fsq", {"decay": 0.9}, "'fsq' has no option 'decay': choose from channel_dim, levels, seed"),
+        ("lgq", {"peak_wieght": 1.0}, "unknown lgq option 'peak_wieght': did you mean 'peak_weight'?"),
+        ("fsq", {"decay": 0.9}, "unknown fsq option 'decay': choose from channel_dim, levels, seed"),
     ],
 )  # fmt: skip
 def test_unknown_names_are_answered_with_the_known_ones(name, options, message):
