@@ -1,82 +1,71 @@
-"""`lgq bench`: measure this machine."""
+"""`lgq bench`: measure this machine; every time is also a ratio to something measured in the same run."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
 import torch
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from lgq.bench import encode, evaluate, quantizers, sample, tables, train
-from lgq.cli.console import ERRORS, tracked
+from lgq.cli.console import show, tracked
 
 Settings = TypeVar("Settings")
-Json = Annotated[bool, tyro.conf.arg(name="json")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Generic[Settings]):
-    """Its settings, and how its rows are shown."""
+    """Options of every benchmark."""
 
     settings: Annotated[Settings, tyro.conf.arg(name="")]
-    as_json: Json = False
-    """Print one JSON object; the table then goes to the error output."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the result as one JSON object; the table then goes to the error output."""
 
-    def show(
-        self, rows: Iterable[Any], total: int, doing: str, as_table: Callable[[list[Any]], Table]
-    ) -> int:
-        done = tracked(rows, total, doing)
-        (ERRORS if self.as_json else Console()).print(as_table(done))
+    def _measure(self, bench: ModuleType, doing: str, as_table: Callable[[list[Any]], Table]) -> int:
+        """Measure the rows of a benchmark and print them; after Ctrl-C, those that are done."""
+        rows = tracked(bench.run(self.settings), len(bench.plan(self.settings)), doing)
+        show(as_table(rows), on_errors=self.as_json)
         if self.as_json:
             settings: Any = self.settings
-            record = {"machine": _machine(), "settings": asdict(settings), "rows": list(map(asdict, done))}
+            machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            record = {"machine": machine, "settings": asdict(settings), "rows": list(map(asdict, rows))}
             print(json.dumps(record))
         return 0
 
 
 class BenchQuantizers(Benchmark[quantizers.QuantizerBenchmark]):
-    """Time and memory of every quantizer's training step, beside the plain formula and a peer."""
+    """Measure time and memory of each quantizer's training step, beside its dense formulas and a peer."""
 
     def run(self) -> int:
-        total = len(quantizers.plan(self.settings))
-        return self.show(quantizers.run(self.settings), total, "measuring", tables.quantizer_table)
+        return self._measure(quantizers, "measuring", tables.quantizer_table)
 
 
 class BenchEncode(Benchmark[encode.EncodeBenchmark]):
-    """Nearest-code search beside faiss's exact flat index."""
+    """Measure the search for nearest codes, beside faiss's exact flat index."""
 
     def run(self) -> int:
-        total = len(encode.plan(self.settings))
-        return self.show(encode.run(self.settings), total, "searching", tables.encode_table)
+        return self._measure(encode, "searching", tables.encode_table)
 
 
 class BenchTrain(Benchmark[train.TrainBenchmark]):
-    """Images a second of a training step, beside the plain model, and where its time goes."""
+    """Measure images per second of a training step, beside the plain model, and the share of each part."""
 
     def run(self) -> int:
-        return self.show(
-            train.run(self.settings), len(train.plan(self.settings)), "training", tables.train_table
-        )
+        return self._measure(train, "training", tables.train_table)
 
 
 class BenchEvaluate(Benchmark[evaluate.EvaluateBenchmark]):
-    """An evaluation beside the network passes that it needs; the Fréchet distance beside scipy's."""
+    """Measure an evaluation beside the networks alone, and the Fréchet distance beside scipy's."""
 
     def run(self) -> int:
-        total = len(evaluate.plan(self.settings))
-        return self.show(evaluate.run(self.settings), total, "evaluating", tables.evaluate_table)
+        return self._measure(evaluate, "evaluating", tables.evaluate_table)
 
 
 class BenchSample(Benchmark[sample.SampleBenchmark]):
-    """Drawing images beside the network passes that it needs, and where its time goes."""
+    """Measure the drawing of images beside the networks alone, and the share of each part."""
 
     def run(self) -> int:
-        total = len(sample.plan(self.settings))
-        return self.show(sample.run(self.settings), total, "drawing", tables.sample_table)
-
-
-def _machine() -> dict[str, Any]:
-    return {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        return self._measure(sample, "drawing", tables.sample_table)

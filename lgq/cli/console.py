@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 ERRORS = Console(stderr=True)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -34,9 +33,9 @@ def complain(line: object) -> None:
 def show(result: RenderableType, *, on_errors: bool = False) -> None:
     """Print a result; of several processes, the first one prints it."""
     if _is_first():
-        (ERRORS if on_errors else Console()).print(
-            result, highlight=False, soft_wrap=isinstance(result, Text)
-        )
+        console = ERRORS if on_errors else _Output()
+        plain = isinstance(result, str)
+        console.print(result, highlight=not plain, markup=not plain, soft_wrap=plain)
 
 
 def key_values(rows: Mapping[str, str]) -> Table:
@@ -86,6 +85,11 @@ def tracked(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
     except KeyboardInterrupt:
         say(f"stopped after {len(done)} of {total} rows.")
     return done
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # which `main` handles; rich would exit with code 1
 
 
 class _Handler(logging.Handler):

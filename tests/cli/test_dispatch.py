@@ -1,0 +1,207 @@
+"""The program around the commands: what is loaded, how help reads, and what becomes of errors."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from typing import TypeVar, get_type_hints
+
+import pytest
+from command_line import TINY_TOKENIZER, lgq, mistake
+from PIL import Image
+
+from lgq.cli import COMMANDS, main
+from lgq.maskgit import MaskGIT
+from lgq.models.transformer import TransformerSettings
+from lgq.quantizers import QUANTIZERS, VQ, register
+from lgq.tokenizer import Tokenizer
+
+COUNT = """
+import sys
+from lgq.cli import main
+main({arguments!r})
+print(sum(name.startswith("lgq.") for name in sys.modules), "torch" in sys.modules)
+"""
+
+
+def loaded(*arguments: object) -> tuple[int, bool]:
+    """Run a command in a process; return how many modules of lgq it loads, and whether it loads torch."""
+    code = COUNT.format(arguments=list(map(str, arguments)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules, torch = done.stdout.split()[-2:]
+    return int(modules), torch == "True"
+
+
+def test_a_command_loads_what_it_needs(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "photo.png")
+    train = ["train", "pocket-lgq", "--data", tmp_path, "--steps", 2, "--out", tmp_path / "run"]
+    modules, _ = loaded(*train, *TINY_TOKENIZER)
+    assert modules <= 70
+    tokenizer = Tokenizer.from_pretrained(tmp_path / "run" / "last")
+    small = TransformerSettings(layers=1, width=8, heads=1, hidden=8)
+    MaskGIT(tokenizer, image_size=16, classes=["a"], transformer=small).save_pretrained(
+        tmp_path / "generator"
+    )
+    modules, _ = loaded("sample", tmp_path / "generator", "--out", tmp_path / "samples.png", "--count", 1)
+    assert modules <= 50
+
+
+def test_the_list_of_commands_needs_no_torch(capsys):
+    code = (
+        "from lgq.cli import main; import sys\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.strip().endswith("False")
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_describes_a_command_and_every_field(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*name.split(), "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    command = COMMANDS[name].load()
+    assert command.__doc__.splitlines()[0][:40] in shown
+    for place, text in helps_of(command):
+        assert text, f"{place} has no help"
+        assert text[0].isupper() or text[0] in "`'", f"{place}: {text}"
+        assert text.split()[0] not in ("Of", "That", "Which", "Who", "Whose"), f"{place}: {text}"
+
+
+def helps_of(settings: type, path: str = "") -> list[tuple[str, str]]:
+    """Collect the fields of a dataclass and of those inside it, with the docstring of each."""
+    helps, hints, docstrings = [], get_type_hints(settings), field_docstrings(settings)
+    for field in fields(settings):
+        hint = hints[field.name]
+        if isinstance(hint, TypeVar):
+            (hint,) = settings.__orig_bases__[0].__args__
+        if is_dataclass(hint):
+            helps += helps_of(hint, f"{path}{field.name}.")
+        else:
+            helps.append((f"{path}{field.name}", docstrings.get(field.name, "")))
+    return helps
+
+
+def field_docstrings(settings: type) -> dict[str, str]:
+    docstrings = {}
+    for parent in reversed(settings.__mro__[:-1]):
+        if not is_dataclass(parent):
+            continue
+        (source,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        for field, text in pairwise(source.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                docstrings[field.target.id] = text.value.value
+    return docstrings
+
+
+def test_an_unknown_command_is_one_line_with_a_suggestion(capsys):
+    assert "unknown command 'trian': did you mean train?" in mistake(capsys, "trian", "pocket-lgq")
+    assert "did you mean weights fetch?" in mistake(capsys, "weights", "fech")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train poket-lgq --data d --out o", "unknown run 'poket-lgq': did you mean 'pocket-lgq'?"),
+        ("train --data d pocket-lgq --out o", "lgq train needs the name of a run before its options"),
+        ("train pocket-lgq --data d --out o --stepz 3", "did you mean --steps?"),
+        ("train pocket-lgq --data d --out o --steps many", "parsing --steps: invalid literal"),
+        ("train pocket-lgq --data d", "missing from lgq train pocket-lgq: --out"),
+        ("train pocket-lgq --data d --out o --precision f17", "invalid choice 'f17'"),
+        ("train pocket-lgq --data d --out o --backbone.blocks 0", "blocks must be at least 1, got 0"),
+        ("train pocket-lgq --data d --out o --quantizer-options x", "of the form NAME=VALUE, got 'x'"),
+        ("train pocket-lgq --data nowhere --out o", "nowhere does not exist"),
+        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must be above 0"),
+        (
+            "train-generator pocket --tokens t --out o --transformer.heads 7",
+            "heads must divide width, got 7 heads",
+        ),
+        ("train-generator pockets --tokens t --out o", "did you mean 'pocket'?"),
+        ("evaluate GEN --tokens t --sampling.steps 0", "steps must be at least 1, got 0"),
+        ("sample GEN --out s.png --steps 0", "steps must be at least 1, got 0"),
+        ("sample GEN --out s.png b c", "unrecognized options: b, c"),
+    ],
+)
+def test_wrong_words_are_named_in_one_line(words, line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert line in mistake(capsys, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+class Broken(VQ):
+    """A quantizer with a bug in its shapes."""
+
+    label = "Broken"
+
+    def _assign(self, *arguments, **options):
+        raise RuntimeError("shapes (3, 4) and (5, 6) do not match")
+
+    forward = encode = _assign
+
+
+@pytest.fixture
+def broken_quantizer():
+    register("broken", Broken)
+    yield
+    del QUANTIZERS["broken"]
+
+
+@pytest.mark.usefixtures("broken_quantizer")
+def test_a_bug_keeps_its_traceback(tmp_path):
+    with pytest.raises(RuntimeError, match="do not match"):
+        lgq("train", "pocket-broken", "--data", "sample", "--out", tmp_path, "--steps", 1, *TINY_TOKENIZER)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError("a bug"), TypeError("a bug")])
+def test_only_errors_for_users_become_one_line(error, monkeypatch, tmp_path):
+    def bug(*_, **__):
+        raise error
+
+    monkeypatch.setattr("lgq.cli.images.reconstruct", bug)
+    with pytest.raises(type(error), match="a bug"):
+        lgq("reconstruct", "run", "image.png", "--out", tmp_path)
+
+
+def test_debugging_shows_the_traceback_of_every_error(monkeypatch, capsys):
+    monkeypatch.setenv("LGQ_DEBUG", "1")
+    with pytest.raises(SystemExit) as stop:
+        lgq("train", "pocket-lgq", "--data", "nowhere", "--out", "o")
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert "Traceback (most recent call last)" in errors
+    assert errors.splitlines()[-1].startswith("lgq: nowhere does not exist")
+
+
+def test_ctrl_c_says_whether_the_command_continues(monkeypatch, capsys, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lgq.cli.images.encode", interrupted)
+    monkeypatch.setattr("lgq.cli.images.reconstruct", interrupted)
+    for words, code in ((["encode", "run", "--data", "sample"], 75), (["reconstruct", "run", "a.png"], 130)):
+        with pytest.raises(SystemExit) as stop:
+            lgq(*words, "--out", tmp_path)
+        assert stop.value.code == code
+        assert ("the same command continues" in capsys.readouterr().err) == (code == 75)
+
+
+def test_an_output_that_is_closed_early_is_no_error(tmp_path):
+    command = f"{sys.executable} -m lgq.cli weights status | true; exit ${{PIPESTATUS[0]}}"
+    environment = os.environ | {"LGQ_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_word_that_is_far_too_long_is_one_line(capsys):
+    assert (
+        len(mistake(capsys, "train", "pocket-lgq", "--data", "d", "--" + "a." * 5_000, "--out", "o"))
+        < 100_000
+    )

@@ -1,0 +1,29 @@
+"""Commands as a user types them, and the line in which they name a mistake."""
+
+import pytest
+
+from lgq.cli import main
+
+_TINY = """
+--image-size 16 --backbone.widths 8 16 --backbone.groups 4 --batch-size 4 --codebook-size 16 --workers 0
+--validation-images 8 --log-every 1
+"""
+TINY_TOKENIZER = _TINY.split()
+"""Options of a run whose steps take no time."""
+
+
+def lgq(*arguments: object) -> None:
+    main([str(argument) for argument in arguments])
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run a command that must end with exit code 2 and a line about the mistake; return that line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        lgq(*arguments)
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert (stop.value.code, printed.out) == (2, ""), printed
+    assert lines[-1].startswith("lgq: "), lines
+    assert all(line.startswith("lgq: ") for line in lines), lines
+    return lines[-1]
