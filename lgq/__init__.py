@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lgq.errors import LGQError as LGQError
     from lgq.evaluation import evaluate as evaluate
+    from lgq.experiments.runner import experiment as experiment
     from lgq.inference.decode import decode as decode
     from lgq.inference.encode import encode as encode
     from lgq.inference.inpaint import inpaint as inpaint
@@ -62,6 +63,7 @@ _MODULE_OF = {
     "decode": "lgq.inference.decode",
     "encode": "lgq.inference.encode",
     "evaluate": "lgq.evaluation",
+    "experiment": "lgq.experiments.runner",
     "inpaint": "lgq.inference.inpaint",
     "load_generator": "lgq.maskgit",
     "load_tokenizer": "lgq.tokenizer",

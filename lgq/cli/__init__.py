@@ -64,7 +64,7 @@ COMMANDS = {
     "sample": Entry("generate", "Sample", "draw images with a generator", True),
     "inpaint": Entry("generate", "Inpaint", "redraw a part of an image with a generator"),
     "experiment": Entry("experiment", "Experiment", "train and evaluate the rows of a table", True),
-    "report": Entry("report", "Report", "write one page about the results of experiments"),
+    "report": Entry("experiment", "Report", "write one page about the results of experiments"),
     "weights status": Entry("weights", "WeightsStatus", "list the weights behind LPIPS and FID"),
     "weights fetch": Entry("weights", "WeightsFetch", "download them once"),
     "weights import": Entry("weights", "WeightsImport", "take them from a file"),

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from lgq.cli.console import ERRORS, progress_of, say
+from lgq.cli.console import progress_of, say, show
 from lgq.distributed import rank
-from lgq.evaluation import SEEDS, EvaluationRecord, evaluate
+from lgq.evaluation import SEEDS, evaluate
 from lgq.hub import WeightsChoice
 from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
@@ -90,9 +89,9 @@ class Evaluate:
     sampling: Sampling = field(default_factory=Sampling)
     """Generator: how images are sampled."""
     batch_size: int = SAMPLING_BATCH
-    """Images at a time."""
+    """Images per batch; a generator draws different images with a different batch size."""
     workers: int = 1
-    """Processes that decode images ahead."""
+    """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run: of the best validation, or of the last checkpoint."""
     out: Path | None = None
@@ -104,20 +103,15 @@ class Evaluate:
         options = {name: value for name, value in vars(self).items() if name not in ("source", "as_json")}
         with progress_of("evaluating") as report:
             record = evaluate(self.source, **options, on_progress=report)
-        if rank() == 0:
-            _show(record, ERRORS if self.as_json else Console())
-            if self.as_json:
-                print(record.to_json())
+        for table in _tables(record.fields):
+            show(table, on_errors=self.as_json)
+        for reason in dict.fromkeys(record.absent.values()):
+            names = [name for name, why in record.absent.items() if why == reason]
+            say(f"no {', '.join(names)}: {reason}")
+        say(f"record and pictures: {record.directory}")
+        if self.as_json and rank() == 0:
+            print(record.to_json())
         return 0
-
-
-def _show(record: EvaluationRecord, console: Console) -> None:
-    for table in _tables(record.fields):
-        console.print(table)
-    for reason in dict.fromkeys(record.absent.values()):
-        names = [name for name, why in record.absent.items() if why == reason]
-        say(f"no {', '.join(names)}: {reason}")
-    say(f"record and pictures: {record.directory}")
 
 
 def _tables(fields: Mapping[str, Any]) -> list[Table]:

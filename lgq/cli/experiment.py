@@ -1,4 +1,4 @@
-"""`lgq experiment`: a table of the paper, row by row."""
+"""`lgq experiment` and `lgq report`: the rows of a table, and one page about all results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,10 @@ from typing import Annotated, Literal
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lgq.cli.console import command_line, say
-from lgq.distributed import rank
+from lgq.cli.console import command_line, say, show
 from lgq.experiments.plan import Estimate
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
@@ -22,8 +20,8 @@ class Experiment:
     """Train and evaluate the rows of a table; finished rows are kept, and the same command continues."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """comparison, codebook-size, logits, geometry, generation, regularizers, temperature, cost, scaling,
-    seeds, search or variants."""
+    """Experiment: comparison, codebook-size, logits, geometry, generation, regularizers, temperature, cost,
+    scaling, seeds, search or variants."""
     scale: Literal["smoke", "pocket", "imagenet256"]
     """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
     data: str
@@ -53,8 +51,8 @@ class Experiment:
     def run(self) -> int:
         outcome = experiment(**vars(self), command=("lgq", *command_line.get()))
         if self.dry_run:
-            Console().print(_table(outcome))
-        elif rank() == 0:
+            show(_table(outcome))
+        else:
             for id in outcome.failed:
                 say(f"{id} failed: see its record in {self.out / 'rows'}.")
             for id in outcome.busy:
@@ -64,6 +62,32 @@ class Experiment:
             else:
                 say(f"all {outcome.rows} rows are finished, {outcome.new_rows} of them now: {self.out}")
         return outcome.exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one page with every table, curve and picture of experiments, beside the paper's figures."""
+
+    results: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RESULTS")]
+    """The results directory of `lgq experiment`."""
+    out: Path = Path("report.html")
+    """HTML file to write; a browser shows it without a network."""
+    keep: Path | None = None
+    """Directory for a copy of the records, curves and pictures that the page shows, without weights; None
+    copies nothing."""
+
+    def run(self) -> int:
+        from lgq.report.page import write_report
+
+        summary = write_report(self.results, self.out, keep=self.keep)
+        for file, reason in summary.damaged.items():
+            say(f"left out {file}: {reason}")
+        outcomes = ", ".join(f"{number} {outcome}" for outcome, number in summary.outcomes.items())
+        say(f"{summary.runs} runs; claims of the paper: {outcomes}.")
+        say(f"the page, {summary.bytes / 1e6:.1f} MB: {self.out}")
+        if summary.kept_bytes is not None:
+            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.keep}")
+        return 0
 
 
 def _table(outcome: ExperimentOutcome) -> Table:

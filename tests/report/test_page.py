@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from result_sets import FakeRow, comparison_rows, write_results
 
-from lgq.cli.report import Report
+from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.report.page import report_page, write_report
