@@ -92,7 +92,10 @@ def main() -> None:
     Row(**sums, **peaks).show("all")
     for name, row in rows.items():
         for result, (number, data) in list(row.kept.items())[:_MOST_KEPT]:
-            file = _keep(name, options.seed, number, data)
+            file = FAILURES / f"{name.replace(' ', '-').replace(',', '')}-{options.seed}-{number}.bin"
+            with TemporaryDirectory() as folder:
+                FAILURES.mkdir(exist_ok=True)
+                file.write_bytes(data or _data(name, _prepared(name, Path(folder)), options.seed, number))
             print(f"{name}: {result}\n    PYTHONPATH=tests python -m fuzz --replay {name!r} {file}")
     sys.exit(any(row.undocumented for row in rows.values()))
 
@@ -161,15 +164,6 @@ def _data(name: str, prepared: Prepared, seed: int, number: int) -> bytes:
 
 def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _keep(name: str, seed: int, number: int, data: bytes) -> Path:
-    """Write the bytes of a case to a file."""
-    FAILURES.mkdir(exist_ok=True)
-    file = FAILURES / f"{name.replace(' ', '-').replace(',', '')}-{seed}-{number}.bin"
-    with TemporaryDirectory() as folder:
-        file.write_bytes(data or _data(name, _prepared(name, Path(folder)), seed, number))
-    return file
 
 
 def _replay(name: str, file: str) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -76,8 +76,7 @@ class Prepared(NamedTuple):
         return "accepted"
 
 
-@dataclass(frozen=True)
-class Parser:
+class Parser(NamedTuple):
     kind: str
     """Kind of mutations, a key of `mutations.OF_KIND`."""
     prepare: Callable[[Path], Prepared]
@@ -132,25 +131,20 @@ def image(folder: Path) -> Prepared:
     return Prepared(seeds.images(), read)
 
 
-@parser("tar shard", "tar")
-def shard(folder: Path) -> Prepared:
-    def read() -> None:
-        data = ShardDataset([folder / "a.tar"])
-        for i in range(len(data)):
-            assert data[i].label is None or data[i].label in range(len(data.classes))
-            assert not {"", ".", ".."} & {*data[i].name.split("/")}, data[i].name
-
-    return Prepared(seeds.shards(), replacing(folder / "a.tar", read))
-
-
-@parser("classes.json", "json")
-def class_names(folder: Path) -> Prepared:
+@parser("tar shard", "tar", name="a.tar")
+@parser("classes.json", "json", name="classes.json")
+def shard(folder: Path, name: str) -> Prepared:
     (folder / "a.tar").write_bytes(seeds.shards()[0])
 
     def read() -> None:
-        assert all(isinstance(name, str) for name in ShardDataset([folder / "a.tar"]).classes)
+        data = ShardDataset([folder / "a.tar"])
+        assert all(isinstance(label, str) for label in data.classes)
+        for item in data:
+            assert item.label is None or item.label in range(len(data.classes))
+            assert not {"", ".", ".."} & {*item.name.split("/")}, item.name
 
-    return Prepared([b'["cat", "dog", "eel"]\n'], replacing(folder / "classes.json", read))
+    valid = seeds.shards() if name == "a.tar" else [b'["cat", "dog", "eel"]\n']
+    return Prepared(valid, replacing(folder / name, read))
 
 
 @parser("shard pattern", "text")
@@ -326,30 +320,24 @@ ROW, PLAN = f"rows/{seeds.RUN_ID}.json", "experiments/comparison.json"
 
 
 @parser("row", "json", name=ROW, sealed=False)
-@parser("row, sealed", "json", name=ROW, sealed=True)
+@parser("row, sealed", "json", name=ROW)
 @parser("plan", "json", name=PLAN, sealed=False)
-@parser("plan, sealed", "json", name=PLAN, sealed=True)
-def rows(folder: Path, name: str, sealed: bool) -> Prepared:
+@parser("plan, sealed", "json", name=PLAN)
+@parser("report of a row", "json", cost=20, name=ROW, report=True)
+@parser("report of a plan", "json", cost=20, name=PLAN, report=True)
+@parser("report of a journal", "lines", cost=20, name=f"runs/{seeds.RUN_ID}/metrics.jsonl", report=True)
+@parser("report of a picture", "image", cost=20, name=f"pictures/{seeds.RUN_ID}/usage.png", report=True)
+def results_directory(folder: Path, name: str, sealed: bool = True, report: bool = False) -> Prepared:
     directory = seeds.results(folder)
 
     def read() -> None:
-        assert all(isinstance(record, dict) for record in directory.records().values())
-        directory.plans()
+        if report:
+            assert "<script" not in report_page(read_result_set(folder))
+        else:
+            assert all(isinstance(record, dict) for record in directory.records().values())
+            directory.plans()
 
     return Prepared([(folder / name).read_bytes()], replacing(folder / name, read, sealed=sealed))
-
-
-@parser("report of a row", "json", cost=20, name=ROW)
-@parser("report of a plan", "json", cost=20, name=PLAN)
-@parser("report of a journal", "lines", cost=20, name=f"runs/{seeds.RUN_ID}/metrics.jsonl")
-@parser("report of a picture", "image", cost=20, name=f"pictures/{seeds.RUN_ID}/usage.png")
-def report(folder: Path, name: str) -> Prepared:
-    seeds.results(folder)
-
-    def read() -> None:
-        assert "<script" not in report_page(read_result_set(folder))
-
-    return Prepared([(folder / name).read_bytes()], replacing(folder / name, read, sealed=True))
 
 
 @parser("weights archive", "zip")

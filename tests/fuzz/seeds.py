@@ -66,8 +66,8 @@ def shards() -> list[bytes]:
 
 def tokens(folder: Path) -> Path:
     codes, broken = torch.arange(30).reshape(5, 2, 3) % 6, {"broken.png": "the file is empty"}
-    labels = {"labels": [0] * 5, "classes": ("cat", "dog")}
-    write_tokens(folder, codes, flipped=codes.flip(2), shard_size=3, broken=broken, **labels)
+    labels = {"labels": [0] * 5, "classes": ("cat", "dog"), "broken": broken}
+    write_tokens(folder, codes, flipped=codes.flip(2), shard_size=3, **labels)
     return folder
 
 

@@ -51,7 +51,7 @@ def test_a_shard_with_words_for_numbers_is_refused(key, value, tmp_path):
         ShardDataset([tmp_path / "a.tar"])
 
 
-def reseal_tokens(folder, change_header=lambda header: None, change_shard=lambda tensors: None):
+def reseal_tokens(folder, change_header=lambda header: None, change_shard=lambda shard: None):
     """Replace the header and the first shard by forged ones with matching hashes."""
     tensors = load((folder / shard_name(0)).read_bytes())
     change_shard(tensors)
@@ -64,40 +64,30 @@ def reseal_tokens(folder, change_header=lambda header: None, change_shard=lambda
     (folder / HEADER).write_bytes(sealed_json(header))
 
 
-FORGED_SHARDS = {
-    "a token beyond the codebook": lambda tensors: tensors.update(tokens=np.full((3, 2, 3), 6, np.uint8)),
-    "another grid": lambda tensors: tensors.update(tokens=np.zeros((3, 3, 3), np.uint8)),
-    "no mirrored tokens": lambda tensors: tensors.pop("flipped"),
-    "fractions": lambda tensors: tensors.update(tokens=np.zeros((3, 2, 3), np.float32)),
-    "a label that is no class": lambda tensors: tensors.update(labels=np.array([2, 0, 0])),
-    "a name that is no text": lambda tensors: tensors["names"].fill(0xFF),
-    "names that end before they begin": lambda tensors: tensors.update(name_ends=np.array([-5, 3, 2])),
+FORGERIES = {
+    "a token too large": ("shard", lambda shard: shard.update(tokens=np.full((3, 2, 3), 6, np.uint8))),
+    "another grid": ("shard", lambda shard: shard.update(tokens=np.zeros((3, 3, 3), np.uint8))),
+    "no mirrored tokens": ("shard", lambda shard: shard.pop("flipped")),
+    "fractions": ("shard", lambda shard: shard.update(tokens=np.zeros((3, 2, 3), np.float32))),
+    "a label that is no class": ("shard", lambda shard: shard.update(labels=np.array([2, 0, 0]))),
+    "a name that is no text": ("shard", lambda shard: shard["names"].fill(0xFF)),
+    "names that end before they begin": ("shard", lambda shard: shard.update(name_ends=np.array([-5, 3, 2]))),
+    "a file outside": ("header", lambda header: header["shards"][0].update(file="/dev/zero")),
+    "too many images": ("header", lambda header: header["shards"][0].update(images=10**12)),
+    "a negative grid": ("header", lambda header: header["encoding"].update(grid=[-1, 3])),
+    "an empty shard": ("header", lambda header: header["encoding"].update(shard_size=0)),
+    "no images": ("header", lambda header: header.update(images=0)),
 }
 
 
-@pytest.mark.parametrize("forgery", FORGED_SHARDS)
-def test_a_forged_token_shard_with_a_matching_hash_is_refused(forgery, tmp_path):
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_forged_tokens_with_a_matching_hash_are_refused(forgery, tmp_path):
     reseal_tokens(seeds.tokens(tmp_path))
     assert TokenDataset(tmp_path)[0].label == 0
-    reseal_tokens(tmp_path, change_shard=FORGED_SHARDS[forgery])
-    with pytest.raises(TokenError, match=r"is not what tokens\.json says"):
+    part, change = FORGERIES[forgery]
+    reseal_tokens(tmp_path, **{f"change_{part}": change})
+    with pytest.raises(TokenError, match=r"is not what tokens\.json says|cut short or altered"):
         TokenDataset(tmp_path)[0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header["shards"][0].update(file="/dev/zero"),
-        lambda header: header["shards"][0].update(images=10**12),
-        lambda header: header["encoding"].update(grid=[-1, 3]),
-        lambda header: header["encoding"].update(shard_size=0),
-        lambda header: header.update(images=0),
-    ],
-)
-def test_a_forged_token_header_with_a_matching_checksum_is_refused(change, tmp_path):
-    reseal_tokens(seeds.tokens(tmp_path), change_header=change)
-    with pytest.raises(TokenError, match="cut short or altered"):
-        TokenDataset(tmp_path)
 
 
 @pytest.mark.parametrize("field", ["format_version", "step", "world_size", "files"])
@@ -116,7 +106,7 @@ def test_features_without_a_tensor_are_refused(tmp_path):
     del tensors["slots"]
     data = save(tensors)
     (tmp_path / "a").write_bytes(bytes.fromhex(Fingerprint.of(data).sha256) + data)
-    with pytest.raises(StatisticsError, match="delete it, and it is made again"):
+    with pytest.raises(StatisticsError, match="delete"):
         FeatureSet.load(tmp_path / "a")
 
 

@@ -1,8 +1,6 @@
 """No attack runs code, takes unbounded memory, leaves its directory or controls the terminal.
 
-More attacks are tested with the files that they target: pickles, links and archives in test_weights.py and
-test_tokenizer.py, links and devices in test_shards.py and test_folder.py, enormous images in test_images.py,
-markup in names in test_page.py.
+More attacks are tested beside what they target: weights, tokenizers, shards, folders, images, reports.
 """
 
 import io
@@ -116,7 +114,7 @@ def test_an_array_that_claims_terabytes_is_refused(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (HUGE,)})
     (tmp_path / "a.npz").write_bytes(zipped(**{"mu.npy": header.getvalue(), "sigma.npy": header.getvalue()}))
-    with pytest.raises(StatisticsError, match=r"is no \.npz file"):
+    with pytest.raises(StatisticsError, match=r"\.npz file with"):
         Gaussian.load(tmp_path / "a.npz")
 
 
@@ -168,15 +166,10 @@ def test_a_link_in_a_zip_archive_is_not_followed(tmp_path):
         read_member(buffer.getvalue(), "a", Fingerprint.of(b"secret"))
 
 
-def test_a_link_to_an_image_in_a_folder_is_followed(tmp_path):
-    outside, folder = tmp_path / "outside.png", tmp_path / "folder"
-    outside.write_bytes(seeds.images()[1])
-    folder.mkdir()
-    (folder / "a.png").symlink_to(outside)
-    (folder / "b.png").symlink_to("/dev/zero")
-    data = FolderDataset(folder)
-    assert [item.name for item in data] == ["a.png"]
-    assert data[0].data == outside.read_bytes()
+def test_a_link_to_a_device_is_skipped(tmp_path):
+    (tmp_path / "a.png").write_bytes(seeds.images()[1])
+    (tmp_path / "b.png").symlink_to("/dev/zero")
+    assert [item.name for item in FolderDataset(tmp_path)] == ["a.png"]
 
 
 @pytest.mark.parametrize("name", [name for name in PARSERS if PARSERS[name].kind in ("json", "lines")])
