@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lgq.data import EncodedImage, LoaderSettings, open_dataset
-from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.data.shard_writer import shard
 from lgq.data.stream import PipeDataset
 from lgq.data.stream_loader import training_loader
 
@@ -85,7 +85,7 @@ class NoiseImages:
 
 def make_shards(folder: Path, images: int, shards: int) -> int:
     """Write the shards; return their size in bytes."""
-    return write_shards(plan_shards(NoiseImages(images), folder, shard_size=-(-images // shards))).bytes
+    return shard(NoiseImages(images), folder, shard_size=-(-images // shards)).bytes
 
 
 def in_new_process(loader: str, folder: str, images: int, epochs: int) -> list[float]:

@@ -47,7 +47,7 @@ class DiskError(LGQError, OSError):
 
 
 @contextmanager
-def named_disk_errors(path: str | Path, way_out: str = "") -> Iterator[None]:
+def named_disk_errors(path: str | Path) -> Iterator[None]:
     """Turn an `OSError` inside the block into a `DiskError` that names the path, the reason and a way out.
 
     path: what the block reads or writes; the file that the system names, if any, is shown instead.
@@ -57,8 +57,8 @@ def named_disk_errors(path: str | Path, way_out: str = "") -> Iterator[None]:
     except (DiskError, BrokenPipeError):
         raise
     except OSError as error:
-        advice = way_out or _WAYS_OUT.get(error.errno or 0, "check the path, or choose another")
-        named = DiskError(f"cannot use {error.filename or path}: {error.strerror or error}; {advice}.")
+        way_out = _WAYS_OUT.get(error.errno or 0, "check the path, or choose another")
+        named = DiskError(f"cannot use {error.filename or path}: {error.strerror or error}; {way_out}.")
         named.errno, named.strerror = error.errno, error.strerror
         raise named from error
 
@@ -209,10 +209,9 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically, and create its directory; errors name the path and a way out."""
-    with named_disk_errors(path, "make room or choose another path; the same command continues"):
-        make_directory(path.parent)
-        replace_file(path, data)
+    """Write a file atomically, and create its directory where that is missing."""
+    make_directory(path.parent)
+    replace_file(path, data)
 
 
 def require_writable(folder: Path) -> None:

@@ -10,10 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.data import open_dataset
-from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.data.shard_writer import shard
 from lgq.errors import LGQError
-from lgq.files import directory_lock
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode
 from lgq.inference.encode import EncodingCost, encode, estimate_encoding
@@ -41,15 +39,14 @@ class Shard:
     """Processes that read and check images ahead; 0 does it in the main process."""
 
     def run(self) -> int:
-        plan = plan_shards(
-            open_dataset(self.data),
-            self.out,
-            shard_size=self.shard_size,
-            shard_bytes=self.shard_bytes,
-            seed=self.seed,
-        )
-        with directory_lock(self.out), progress_of("sharding") as report:
-            index = write_shards(plan, workers=self.workers, on_progress=report)
+        options: dict[str, Any] = {
+            "shard_size": self.shard_size,
+            "shard_bytes": self.shard_bytes,
+            "seed": self.seed,
+            "workers": self.workers,
+        }
+        with progress_of("sharding") as report:
+            index = shard(self.data, self.out, **options, on_progress=report)
         broken = f", {len(index.broken):,} left out (listed in index.json)" if index.broken else ""
         shards = f"{len(index.shards):,} shard{'s' * (len(index.shards) > 1)}"
         say(f"{index.images:,} images in {shards}{broken}: {self.out / index.pattern}")

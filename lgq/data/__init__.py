@@ -35,17 +35,19 @@ __all__ = [
 ]
 
 
-def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDataset | PipeDataset:
+def open_dataset(data: ImageDataset | str | Path) -> ImageDataset:
     """Open a folder, a shard pattern such as `train-{000..005}.tar`, a stream, or the embedded photographs.
 
-    `pipe:cat train-{000..005}.tar` is a stream, one command a shard; none is started yet. It can be
-    trained on, and has no length. `sample` is short for `sample:train`; the other split is
-    `sample:held-out`, and `sample:whole` has one square of each photograph, to look at. A folder of that
-    name is `./sample`. What cannot be opened is a `DataError`.
+    `pipe:cat train-{000..005}.tar` is a stream, with one command per shard; none is started yet. It can be
+    trained on, and has no length. `sample` is short for `sample:train`; the other split is `sample:held-out`,
+    and `sample:whole` has the centre square of each photograph. A folder of that name is `./sample`. An open
+    data set is returned as it is.
     """
-    if str(spec).startswith(PREFIX):
-        return PipeDataset.from_spec(str(spec))
-    text = os.path.expanduser(spec)
+    if not isinstance(data, str | Path):
+        return data
+    if str(data).startswith(PREFIX):
+        return PipeDataset.from_spec(str(data))
+    text = os.path.expanduser(data)
     if not text:
         raise DataError("no data is named: give a folder of images, a pattern of .tar files, or `sample`.")
     if text == "sample":
@@ -54,7 +56,7 @@ def open_dataset(spec: str | Path) -> FolderDataset | ShardDataset | SampleDatas
         return SampleDataset(text.removeprefix("sample:"))
     if "://" in text:
         raise DataError(
-            f"{text} is not on this machine: download the shards and pass their path, or train on the "
+            f"{text} is not on this machine: download the shards and give their path, or train on the "
             f"output of a command, such as '{PREFIX}curl -s {text}'."
         )
     if text.endswith(".tar") and not os.path.isdir(text):

@@ -1,4 +1,4 @@
-"""A folder of images: found recursively, each first-level directory a class, the top level unlabelled."""
+"""A folder of images, searched recursively: each first-level directory is a class, the top level has none."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, Encode
 
 
 class FolderDataset:
-    """Images below `root`, sorted by path. Hidden files and directories are left out, links are followed."""
+    """Images below `root`, sorted by path; hidden files and directories are skipped, links are followed."""
 
     def __init__(self, root: str | Path):
         self.root = Path(root)
@@ -42,8 +42,8 @@ class FolderDataset:
 
 def _list_images(root: Path) -> list[str]:
     if not root.is_dir():
-        found = "is a file" if root.exists() else "does not exist"
-        raise DataError(f"{root} {found}: expected a folder of images, a pattern of .tar files, or `sample`.")
+        problem = "is a file" if root.exists() else "does not exist"
+        raise DataError(f"{root} {problem}: give a folder of images, a pattern of .tar files, or `sample`.")
     try:
         paths = [os.path.relpath(path, root).replace(os.sep, "/") for path in _images_below(str(root), ())]
     except OSError as error:
@@ -68,5 +68,5 @@ def _images_below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    # A dangling link counts, to be named as broken later; a pipe or a device would block the reader.
+    # A dangling link counts, and is reported as broken later; a pipe or a device would block the reader.
     return entry.is_file() or not os.path.exists(entry.path)

@@ -1,9 +1,7 @@
-"""One stored image: what a data set hands out, and how its bytes become upright RGB pixels.
+"""One stored image: what a data set holds, and how its bytes become upright RGB pixels.
 
 Transparent images are composited over white. Colour profiles are not applied, and CMYK is converted
 by the plain formula. Of an animation or a multi-page file, the first frame counts.
-
-Some images of a data set, as a data set.
 """
 
 import warnings
@@ -27,10 +25,11 @@ from lgq.random import Stream, random_order
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PIXEL_LIMIT = 2**26
-"""Pixels an image may have: 8192 x 8192, which is 200 MB once decoded."""
-
+"""Largest number of pixels of an image: 8192 x 8192, which is 200 MB once decoded."""
 FILE_LIMIT = 2**28
-"""Bytes that the file of an image may have."""
+"""Largest size of an image file in bytes."""
+UNLABELLED = -1
+"""Label, in arrays, of an image that has none."""
 
 _ORIENTATION = 0x0112
 _UPRIGHT = {
@@ -45,12 +44,8 @@ _UPRIGHT = {
 _SWAPS_SIDES = (5, 6, 7, 8)
 
 
-UNLABELLED = -1
-"""The label, in arrays, of an image that has none."""
-
-
 class DataError(LGQError):
-    """A mistake in what the user pointed at; the message says how to mend it."""
+    """Data that cannot be read or written."""
 
 
 class BrokenImage(DataError):  # noqa: N818 - it is also a thing to count, not only to raise
@@ -71,7 +66,7 @@ class EncodedImage(NamedTuple):
     """The image file, as stored."""
     label: int | None
     name: str
-    """Where the image is within its data set: relative, with forward slashes, never `..`."""
+    """Path of the image within its data set: relative, with forward slashes, never `..`."""
 
 
 @runtime_checkable
@@ -83,111 +78,8 @@ class ImageDataset(Protocol):
     def __getitem__(self, index: int) -> EncodedImage: ...
 
 
-class StoredImage:
-    """An image whose header is read, and whose pixels are decoded as small as its use allows."""
-
-    def __init__(self, data: bytes, name: str):
-        self.name = name
-        self._image = _open(data, name)
-        self.format = self._image.format
-        """By its content, as Pillow calls it: JPEG, PNG, ..."""
-        self._orientation = _orientation(self._image)
-        width, height = self._image.size
-        self.size = (height, width) if self._orientation in _SWAPS_SIDES else (width, height)
-        """Width and height of the upright image."""
-
-    def rgb(self, *, shrink: float = 1.0) -> Image.Image:
-        """Upright pixels. A JPEG may be decoded smaller, but never below `1 / shrink` of its sides."""
-        with _naming(self.name):
-            least = tuple(ceil(side / max(shrink, 1.0)) for side in self._image.size)
-            self._image.draft(None, (least[0], least[1]))
-            image = _to_rgb(self._image)
-            turn = _UPRIGHT.get(self._orientation)
-            return image if turn is None else image.transpose(turn)
-
-
-def read_stored_image(path: str | Path) -> StoredImage:
-    """Open an image file; `BrokenImage` names the path where that fails."""
-    try:
-        return StoredImage(Path(path).read_bytes(), str(path))
-    except OSError as error:
-        raise BrokenImage(str(path), error.strerror or str(error)) from error
-
-
-def decode(data: bytes, name: str) -> UInt8[np.ndarray, "height width 3"]:
-    """All pixels of an encoded image, upright, in RGB; `BrokenImage` where that fails."""
-    return np.array(StoredImage(data, name).rgb())
-
-
-def _open(data: bytes, name: str) -> Image.Image:
-    if not data:
-        raise BrokenImage(name, "the file is empty")
-    with _naming(name):
-        image = Image.open(BytesIO(data), formats=FORMATS)
-        width, height = image.size
-        if not 0 < width * height <= PIXEL_LIMIT:
-            raise BrokenImage(name, f"{width} x {height} pixels is not between 1 and {PIXEL_LIMIT:,}")
-        # A PNG's orientation may stand behind its pixels, so that asking for it decodes them, and
-        # about damaged pixels Pillow complains only once: here, where somebody listens.
-        if image.format == "PNG":
-            image.load()
-    return image
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ... It warns too
-    # of damaged notes about the camera, and of sizes, for which we have our own limit.
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    except BrokenImage:
-        raise
-    except UnidentifiedImageError as error:
-        raise BrokenImage(name, f"not a readable image; known are {', '.join(FORMATS)}") from error
-    except Exception as error:
-        raise BrokenImage(name, str(error) or type(error).__name__) from error
-
-
-def require_readable_size(size: int, name: str) -> None:
-    """Refuse a file before it fills the memory: what claims to be an image may be of any size."""
-    if size > FILE_LIMIT:
-        raise BrokenImage(name, f"{size:,} bytes is more than the {FILE_LIMIT:,} of an image file")
-
-
-def _orientation(image: Image.Image) -> int:
-    if image.format == "TIFF":  # Pillow turns these itself, and reports the upright size
-        return 1
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # a damaged note about the camera leaves the pixels as good as they were
-        return 1
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        return _from_sixteen_bits(image)
-    if image.mode == "F":
-        raise LGQError("floating-point pixels have no agreed range; store 8 or 16 bits a channel")
-    if image.has_transparency_data:
-        colours = image.convert("RGBA")
-        white = Image.new("RGBA", colours.size, "white")
-        return Image.alpha_composite(white, colours).convert("RGB")
-    return image.convert("RGB")
-
-
-def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    # Pillow's own conversion clips at 255 where 65,535 is white.
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise LGQError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
-    grey = (values + 128) // 257
-    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-
-
 class Subset:
-    """The images at `indices`, in that order; labels and names stay."""
+    """The images of a data set at `indices`, in that order; labels and names stay."""
 
     def __init__(self, dataset: ImageDataset, indices: Sequence[int]):
         self.dataset, self.indices = dataset, indices
@@ -206,7 +98,110 @@ class Subset:
 
 
 def random_subset(dataset: ImageDataset, images: int, *, seed: int = 0) -> Subset:
-    """The same images whenever data set, number and seed are; all of them if there are no more."""
+    """Choose images at random: the same for the same data set, number and seed; all if there are no more."""
     require_at_least(1, images=images)
     chosen = random_order(len(dataset), Stream.SUBSET, seed)[:images]
     return Subset(dataset, sorted(chosen.tolist()))
+
+
+class StoredImage:
+    """An image whose header is read; pixels are decoded when asked for, as small as their use allows."""
+
+    def __init__(self, data: bytes, name: str):
+        self.name = name
+        self._image = _open(data, name)
+        self.format = self._image.format
+        """Format by content, as Pillow calls it: JPEG, PNG, ..."""
+        self._orientation = _orientation(self._image)
+        width, height = self._image.size
+        self.size = (height, width) if self._orientation in _SWAPS_SIDES else (width, height)
+        """Width and height of the upright image."""
+
+    def rgb(self, *, shrink: float = 1.0) -> Image.Image:
+        """Return upright pixels. A JPEG may be decoded smaller, to `1 / shrink` of its sides at least."""
+        with _named_errors(self.name):
+            least = tuple(ceil(side / max(shrink, 1.0)) for side in self._image.size)
+            self._image.draft(None, (least[0], least[1]))
+            image = _to_rgb(self._image)
+            turn = _UPRIGHT.get(self._orientation)
+            return image if turn is None else image.transpose(turn)
+
+
+def read_stored_image(path: str | Path) -> StoredImage:
+    """Open an image file; `BrokenImage` names the path where that fails."""
+    try:
+        return StoredImage(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise BrokenImage(str(path), error.strerror or str(error)) from error
+
+
+def decode(data: bytes, name: str) -> UInt8[np.ndarray, "height width 3"]:
+    """Return all pixels of an encoded image, upright, in RGB; `BrokenImage` where that fails."""
+    return np.array(StoredImage(data, name).rgb())
+
+
+def require_readable_size(size: int, name: str) -> None:
+    """Check the size of a file before it fills the memory: what claims to be an image may be of any size."""
+    if size > FILE_LIMIT:
+        raise BrokenImage(name, f"{size:,} bytes is more than the {FILE_LIMIT:,} of an image file")
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    if not data:
+        raise BrokenImage(name, "the file is empty")
+    with _named_errors(name):
+        image = Image.open(BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if not 0 < width * height <= PIXEL_LIMIT:
+            raise BrokenImage(name, f"{width} x {height} pixels is not between 1 and {PIXEL_LIMIT:,}")
+        # The orientation of a PNG may follow its pixels, so that asking for it decodes them; and Pillow
+        # reports damaged pixels only the first time, which must be here, where errors are caught.
+        if image.format == "PNG":
+            image.load()
+    return image
+
+
+@contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    # Hostile bytes make Pillow raise anything: OSError, SyntaxError, struct.error, KeyError, ... It also
+    # warns of damaged camera metadata, and of sizes, for which we have our own limit.
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except BrokenImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise BrokenImage(name, f"not a readable image; known are {', '.join(FORMATS)}") from error
+    except Exception as error:
+        raise BrokenImage(name, str(error) or type(error).__name__) from error
+
+
+def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":  # Pillow turns these itself, and reports the upright size
+        return 1
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged camera metadata leaves the pixels as good as they were
+        return 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return _from_sixteen_bits(image)
+    if image.mode == "F":
+        raise LGQError("floating-point pixels have no agreed range; store 8 or 16 bits per channel")
+    if image.has_transparency_data:
+        colours = image.convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        return Image.alpha_composite(white, colours).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_sixteen_bits(image: Image.Image) -> Image.Image:
+    # Pillow's own conversion clips at 255 where 65,535 is white.
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise LGQError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
+    grey = (values + 128) // 257
+    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -1,13 +1,11 @@
-"""Which images are in which batch: a matter of (seed, epoch, position) alone, whoever reads them.
+"""Batches of images whose order and content belong to (seed, epoch, position) alone.   b = images, s = side.
 
-A position counts images over all ranks. Training cuts an endless stream of epochs into batches
-without regard to where an epoch ends; evaluation goes through the data once, in order.
+Training reads an endless stream: epoch after epoch, each in its own order, cut into batches regardless of
+where an epoch ends. So every batch is full, and no image is lost or seen twice. A position counts images
+over all ranks: it outlives a change of workers, ranks or batch size. Evaluation reads the data once, in
+order.
 
-Batches whose order and content belong to (seed, epoch, position) alone.   b = images, s = side.
-
-Training reads an endless stream: epoch after epoch, each in its own order, cut into batches without
-regard to where an epoch ends. So every batch is full, and nothing is lost or seen twice. A position
-in the stream counts images over all ranks: it outlives a change of workers, ranks or batch size.
+A `BatchPlan` says which images form a batch; a reader turns it into the batch, in whichever process.
 """
 
 import ctypes
@@ -28,125 +26,120 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lgq.checks import require_at_least
 from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_crop, render
 from lgq.errors import LGQError
 from lgq.random import Stream, random_bits, random_order
 
+_BATCHES_AHEAD = 4
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**17  # of malloc.h, and its initial value
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """What a process takes of each global batch."""
+class BatchSettings:
+    """The share of each global batch that a process takes."""
 
     batch_size: int = 32
-    """Images a rank gets at a time."""
+    """Images per rank and batch."""
     seed: int = 0
-    """Decides the order of each epoch and all else that is random in a batch."""
+    """Seed of the order of each epoch and of all augmentation."""
     rank: int = 0
-    """Which share of each global batch this process takes."""
+    """Number of this process."""
     world_size: int = 1
     """Number of processes that share the data."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "world_size"):
-            if getattr(self, name) < 1:
-                raise LGQError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        require_at_least(1, batch_size=self.batch_size, world_size=self.world_size)
         if not 0 <= self.rank < self.world_size:
             raise LGQError(f"rank must be in [0, {self.world_size}), the world_size, got {self.rank}.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings(BatchSettings):
+    """Settings of how images become batches."""
+
+    image_size: int = 64
+    """Side of the square images."""
+    crop: RandomCrop = field(default_factory=RandomCrop)
+    """Crop of training images; evaluation takes the largest centre square."""
+    workers: int = 0
+    """Processes that decode images ahead; 0 decodes in this process."""
+    pin_memory: bool = False
+    """Put batches in page-locked memory, from which a GPU copies without waiting."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, image_size=self.image_size)
+        require_at_least(0, workers=self.workers)
+
+
 class BatchPlan(NamedTuple):
-    """A batch to be read."""
+    """Images that form a batch."""
 
     epochs: list[int]
     indices: list[int]
     position: int
-    """Images taken over all ranks up to and with this batch."""
+    """Number of images taken over all ranks, including this batch."""
 
 
 @lru_cache(maxsize=2)  # a batch may reach into the next epoch
 def epoch_order(length: int, seed: int, epoch: int) -> Int[np.ndarray, " length"]:
-    """The order in which an epoch visits the images: a permutation that belongs to (seed, epoch)."""
+    """Return the order of the images in an epoch: a permutation that belongs to (seed, epoch)."""
     order = random_order(length, Stream.EPOCH_ORDER, seed, epoch)
     order.setflags(write=False)
     return order
 
 
-def endless_plans(length: int, share: Share, start: int) -> Iterator[BatchPlan]:
-    """Batches of training from position `start`, which is 0 or some plan's `position`."""
-    if start < 0:
-        raise LGQError(f"start must be 0 or the position of a batch, got {start}.")
+def endless_plans(length: int, share: BatchSettings, start: int) -> Iterator[BatchPlan]:
+    """Plan batches of training from position `start`, which is 0 or the `position` of a plan."""
+    # Before the first batch is asked for, as a generator would not.
+    require_at_least(0, start=start)
     return _endless_plans(length, share, start)
 
 
-def pass_plans(length: int, share: Share, limit: int | None) -> Iterator[BatchPlan]:
-    """Each image once, in order; at most `limit` of them, evenly spread."""
-    if limit is not None and limit < 1:
-        raise LGQError(f"limit must be at least 1 image, got {limit}.")
-    return _pass_plans(length, share, min(limit or length, length))
-
-
-def evenly_spread(length: int, count: int) -> list[int]:
-    """So many of the numbers below `length`, in order."""
-    return [i * length // count for i in range(count)]
-
-
-def _endless_plans(length: int, share: Share, start: int) -> Iterator[BatchPlan]:
-    everyone = share.batch_size * share.world_size
-    for first in count(start, everyone):
+def _endless_plans(length: int, share: BatchSettings, start: int) -> Iterator[BatchPlan]:
+    global_batch = share.batch_size * share.world_size
+    for first in count(start, global_batch):
         mine = first + share.rank * share.batch_size
-        places = [divmod(i, length) for i in range(mine, mine + share.batch_size)]
-        indices = [epoch_order(length, share.seed, epoch)[place].item() for epoch, place in places]
-        yield BatchPlan([epoch for epoch, _ in places], indices, first + everyone)
+        visits = [divmod(i, length) for i in range(mine, mine + share.batch_size)]
+        indices = [epoch_order(length, share.seed, epoch)[place].item() for epoch, place in visits]
+        yield BatchPlan([epoch for epoch, _ in visits], indices, first + global_batch)
 
 
-def _pass_plans(length: int, share: Share, images: int) -> Iterator[BatchPlan]:
-    everyone, spread = share.batch_size * share.world_size, evenly_spread(length, images)
-    for first in range(0, images, everyone):
+def pass_plans(length: int, share: BatchSettings, limit: int | None) -> list[BatchPlan]:
+    """Plan batches of each image once, in order; of at most `limit` images, evenly spread."""
+    if limit is not None:
+        require_at_least(1, limit=limit)
+    images = min(limit or length, length)
+    spread, global_batch = evenly_spread(length, images), share.batch_size * share.world_size
+    plans = []
+    for first in range(0, images, global_batch):
         mine = first + share.rank * share.batch_size
-        indices = spread[mine : mine + share.batch_size]
-        if indices:
-            yield BatchPlan([0] * len(indices), indices, min(first + everyone, images))
+        if indices := spread[mine : mine + share.batch_size]:
+            plans.append(BatchPlan([0] * len(indices), indices, min(first + global_batch, images)))
+    return plans
 
 
-_BATCHES_AHEAD = 4
-_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**17  # of malloc.h, and its value at the start
-
-_log = logging.getLogger(__name__)
+def evenly_spread(length: int, number: int) -> list[int]:
+    """Return `number` of the integers below `length`, in order."""
+    return [i * length // number for i in range(number)]
 
 
 class Batch(NamedTuple):
     """Images of one rank, with where they come from."""
 
     images: Float[Tensor, "b 3 s s"]
-    """In [-1, 1]."""
+    """Pixels in [-1, 1]."""
     labels: Int[Tensor, " b"]
-    """-1 where an image has none."""
+    """Class numbers, -1 where an image has none."""
     indices: Int[Tensor, " b"]
-    """Of the images in their data set."""
+    """Numbers of the images in their data set."""
     names: list[str]
     position: int
-    """Images taken over all ranks up to and with this batch: where `stream` goes on after it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderSettings(Share):
-    """How images become batches."""
-
-    image_size: int = 64
-    """Side of the square images."""
-    crop: RandomCrop = field(default_factory=RandomCrop)
-    """How training images are cut; evaluation takes the largest square in the middle."""
-    workers: int = 0
-    """Processes that decode ahead of the trainer; with 0 it decodes by itself."""
-    pin_memory: bool = False
-    """Put batches in page-locked memory, from which a GPU copies without waiting."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("image_size", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise LGQError(f"{name} must be {least} or more, got {getattr(self, name)}.")
+    """Number of images taken over all ranks, including this batch: where `stream` continues after it."""
 
 
 class ImageLoader:
@@ -160,23 +153,21 @@ class ImageLoader:
         """Images that could not be read so far, with the reason; each was logged once."""
 
     def stream(self, start: int = 0) -> Iterator[Batch]:
-        """Endless, shuffled, augmented batches from position `start`, which is some batch's `position`.
+        """Yield endless, shuffled, augmented batches from position `start`, the `position` of a batch.
 
-        In the place of a broken image comes another one, always the same, so that batches stay full.
+        A broken image is replaced by another one, always the same, so that batches stay full.
         """
         return self._stream(endless_plans(len(self.dataset), self.settings, start))
 
     def one_pass(self, limit: int | None = None, *, may_be_empty: bool = False) -> Iterator[Batch]:
-        """Each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
+        """Yield each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
 
-        may_be_empty: an end like any other where no image can be read, instead of an error; for a share
-            of a data set, as the others may have images.
+        may_be_empty: end without an error where no image can be read; for a part of a data set.
 
-        Broken images are left out, and ranks get numbers of batches that differ by one at most:
-        reduce over ranks after the pass, not in it.
+        Broken images are left out, and the ranks' numbers of batches differ by up to one: reduce over ranks
+        after the pass, not in it.
         """
-        plans = list(pass_plans(len(self.dataset), self.settings, limit))
-        return self._one_pass(plans, may_be_empty)
+        return self._one_pass(pass_plans(len(self.dataset), self.settings, limit), may_be_empty)
 
     def _stream(self, plans: Iterator[BatchPlan]) -> Iterator[Batch]:
         for batch in self._load(_TrainingReader(self.dataset, self.settings), plans):
@@ -200,20 +191,22 @@ class ImageLoader:
 
     def _nothing_readable(self) -> DataError:
         name, reason = next(iter(self.broken.items()))
-        some = f"{self.dataset!r}, such as {name} ({reason})"
-        return DataError(f"none of {len(self.broken):,} images can be read in {some}.")
+        example = f"{self.dataset!r}, such as {name} ({reason})"
+        return DataError(f"none of {len(self.broken):,} images can be read in {example}.")
 
 
 class _Loaded(NamedTuple):
-    """What a worker sends back: a batch if any image was readable, name and fault of those that were not."""
+    """Result of a worker."""
 
     batch: Batch | None
+    """None where no image could be read."""
     broken: list[tuple[str, str]]
+    """Name and reason of each broken image."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """An image of a batch to be."""
+class RenderedImage:
+    """An image of a batch."""
 
     image: Float[Tensor, "3 s s"]
     label: int
@@ -229,15 +222,15 @@ class _Reader(Dataset[_Loaded]):
 
     def __getitem__(self, plan: BatchPlan) -> _Loaded:
         broken: list[tuple[str, str]] = []
-        samples = self.samples(plan, broken)
-        return _Loaded(stack(samples, plan.position) if samples else None, broken)
+        images = self.images(plan, broken)
+        return _Loaded(stack(images, plan.position) if images else None, broken)
 
-    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
+    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
         raise NotImplementedError
 
     def read(
         self, index: int, cut: Callable[[tuple[int, int]], Crop], broken: list[tuple[str, str]]
-    ) -> Sample | None:
+    ) -> RenderedImage | None:
         try:
             return rendered(self.dataset[index], index, cut, self.settings.image_size)
         except BrokenImage as error:
@@ -246,33 +239,33 @@ class _Reader(Dataset[_Loaded]):
 
 
 class _EvaluationReader(_Reader):
-    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
-        tried = (self.read(index, centre_crop, broken) for index in plan.indices)
-        return [sample for sample in tried if sample is not None]
+    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
+        attempts = (self.read(index, centre_crop, broken) for index in plan.indices)
+        return [image for image in attempts if image is not None]
 
 
 class _TrainingReader(_Reader):
-    def samples(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[Sample]:
-        samples = []
+    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
+        images = []
         for epoch, index in zip(plan.epochs, plan.indices, strict=True):
-            sample = self._first_readable(epoch, index, broken)
-            if sample is None:
+            image = self._first_readable(epoch, index, broken)
+            if image is None:
                 return []
-            samples.append(sample)
-        return samples
+            images.append(image)
+        return images
 
-    def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> Sample | None:
+    def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> RenderedImage | None:
         # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
         def cut(size: tuple[int, int]) -> Crop:
             return random_crop(size, self.settings.crop, seed=self.settings.seed, epoch=epoch, index=index)
 
         candidates = _candidates(len(self.dataset), self.settings.seed, epoch, index)
-        tried = (self.read(candidate, cut, broken) for candidate in candidates)
-        return next((sample for sample in tried if sample is not None), None)
+        attempts = (self.read(candidate, cut, broken) for candidate in candidates)
+        return next((image for image in attempts if image is not None), None)
 
 
 def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]:
-    """The image itself, then every other one once: in strides, as broken files come in clusters."""
+    """Yield the image itself, then every other one once: in strides, as broken files come in clusters."""
     yield index
     stride = random_bits(Stream.REPLACEMENT, seed, epoch, index) % length
     while gcd(stride, length) != 1:
@@ -281,19 +274,21 @@ def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]
         yield (index + step * stride) % length
 
 
-def rendered(encoded: EncodedImage, index: int, cut: Callable[[tuple[int, int]], Crop], side: int) -> Sample:
-    """Decode, cut and resize an image; `BrokenImage` where that fails."""
+def rendered(
+    encoded: EncodedImage, index: int, cut: Callable[[tuple[int, int]], Crop], side: int
+) -> RenderedImage:
+    """Decode, crop and resize an image; `BrokenImage` where that fails."""
     stored = StoredImage(encoded.data, encoded.name)
     image = render(stored, cut(stored.size), side)
-    return Sample(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
+    return RenderedImage(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
 
 
-def stack(samples: list[Sample], position: int) -> Batch:
+def stack(images: list[RenderedImage], position: int) -> Batch:
     return Batch(
-        images=torch.stack([sample.image for sample in samples]),
-        labels=torch.tensor([sample.label for sample in samples]),
-        indices=torch.tensor([sample.index for sample in samples]),
-        names=[sample.name for sample in samples],
+        images=torch.stack([image.image for image in images]),
+        labels=torch.tensor([image.label for image in images]),
+        indices=torch.tensor([image.index for image in images]),
+        names=[image.name for image in images],
         position=position,
     )
 
@@ -301,15 +296,15 @@ def stack(samples: list[Sample], position: int) -> Batch:
 def in_processes(
     reader: Dataset[Any], settings: LoaderSettings, plans: Iterable[Any] | None = None
 ) -> Iterator[Any]:
-    """What a reader makes of each plan, or by itself without any, in `settings.workers` processes."""
+    """Yield what a reader makes of each plan, or by itself without plans, in `settings.workers` processes."""
     loader: DataLoader[Any] = DataLoader(
         reader,
         batch_size=None,
         sampler=plans,
         num_workers=settings.workers,
         prefetch_factor=_BATCHES_AHEAD if settings.workers else None,
-        collate_fn=_as_it_is,
-        worker_init_fn=_begin_worker,
+        collate_fn=_unchanged,
+        worker_init_fn=_start_worker,
         pin_memory=settings.pin_memory,
         # Its own generator: otherwise a restart would draw from the one that the model uses.
         generator=torch.Generator(),
@@ -318,26 +313,22 @@ def in_processes(
 
 
 def note_broken(known: dict[str, str], broken: list[tuple[str, str]], dataset: ImageDataset) -> None:
-    """Log each broken image the first time that it is met."""
+    """Log each broken image the first time that it occurs."""
     for name, reason in broken:
         if name not in known:
             known[name] = reason
             _log.warning("broken image no. %d in %r: %s: %s", len(known), dataset, name, reason)
 
 
-def _as_it_is(loaded: Any) -> Any:
+def _unchanged(loaded: Any) -> Any:
     return loaded
 
 
-def _begin_worker(_worker: int) -> None:
+def _start_worker(_worker: int) -> None:
     # Ctrl-C reaches every process of a terminal, and a trainer without workers cannot finish its step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The garbage collector writes to all objects that it looks at, and written pages are shared no more.
+    # The garbage collector writes to all objects that it looks at, and written pages are no longer shared.
     gc.freeze()
-    _give_large_blocks_back()
-
-
-def _give_large_blocks_back() -> None:
-    """Keep glibc from raising the size of what it returns at once: heaps would grow for a while."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library has no such thing
+    # Keeps glibc from raising the size of blocks that it returns at once, which lets heaps grow for a while.
+    with suppress(AttributeError, OSError, TypeError):  # another C library has no such function
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)

@@ -1,12 +1,11 @@
-"""The photographs inside scikit-image's wheel, as a data set that is there without a download.
+"""The photographs inside scikit-image's wheel, as a data set that needs no download.
 
-Nine photographs are few, so an item is a square tile of one: the largest square that fits, squares of
-half and of a quarter of its side, each overlapping its neighbours by half. A photograph is on one
-side of the split with all of its tiles, and so are the two views of the motorcycle. `whole` has one item
-for each subject, to look at: the square in the middle.
+Nine photographs are few, so an item is a square tile of one: the largest square that fits, and squares of
+half and of a quarter of its side, each overlapping its neighbours by half. A photograph is on one side of
+the split with all of its tiles, and so are the two views of the motorcycle. `whole` has one item per
+subject: the centre square.
 """
 
-from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
@@ -18,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from lgq.data.images import DataError, EncodedImage, StoredImage
+from lgq.data.transforms import centre_crop
 
 PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
     "train": (
@@ -32,7 +32,7 @@ PHOTOGRAPHS: dict[str, tuple[str, ...]] = {
     "held-out": ("chelsea.png", "rocket.jpg"),
 }
 TILE_SIDE = 128
-"""Larger tiles are reduced to this: four times the demo's images, twice the pocket scale's."""
+"""Largest side of a tile; larger ones are reduced: four times the demo's images, twice the pocket scale's."""
 _SCALES = (1, 2, 4)
 
 
@@ -46,25 +46,27 @@ class Tile(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What is on the photograph; the motorcycle is on two."""
+        """Subject of the photograph; the motorcycle is on two."""
         return Path(self.photograph).stem.removesuffix("_left").removesuffix("_right").replace("_", " ")
 
     @property
     def name(self) -> str:
-        """For people and for files, such as `coffee/side100-x150-y050.png`."""
+        """Name such as `coffee/side100-x150-y050.png`."""
         return f"{Path(self.photograph).stem}/side{self.side:03d}-x{self.left:03d}-y{self.top:03d}.png"
 
 
 class SampleDataset:
-    """Tiles of the embedded photographs of a split; what is on the photograph is the class."""
+    """Tiles of the embedded photographs of a split; the subject of the photograph is the class."""
 
     def __init__(self, split: str = "train"):
         if split not in (*PHOTOGRAPHS, "whole"):
             raise DataError(
-                f"there is sample:train, sample:held-out and sample:whole, and no sample:{split}."
+                f"there is no sample:{split}: choose sample:train, sample:held-out or sample:whole."
             )
         self.split = split
-        self.tiles = _subjects() if split == "whole" else _all_tiles(PHOTOGRAPHS[split])
+        self.tiles = (
+            _subjects() if split == "whole" else tuple(t for p in PHOTOGRAPHS[split] for t in _tiles(p))
+        )
         self.classes = tuple(dict.fromkeys(tile.subject for tile in self.tiles))
 
     def __repr__(self) -> str:
@@ -78,19 +80,14 @@ class SampleDataset:
         return EncodedImage(_encode(tile), self.classes.index(tile.subject), tile.name)
 
 
-def _all_tiles(photographs: Iterable[str]) -> tuple[Tile, ...]:
-    return tuple(tile for photograph in photographs for tile in _tiles(photograph))
-
-
 def _subjects() -> tuple[Tile, ...]:
-    squares = [_middle(photograph) for photographs in PHOTOGRAPHS.values() for photograph in photographs]
-    return tuple({square.subject: square for square in squares}.values())
-
-
-def _middle(photograph: str) -> Tile:
-    width, height = _stored(photograph).size
-    side = min(width, height)
-    return Tile(photograph, (width - side) // 2, (height - side) // 2, side)
+    """Return the centre square of one photograph per subject."""
+    squares: dict[str, Tile] = {}
+    for photograph in (photograph for split in PHOTOGRAPHS.values() for photograph in split):
+        crop = centre_crop(_stored(photograph).size)
+        square = Tile(photograph, crop.left, crop.top, crop.width)
+        squares[square.subject] = square
+    return tuple(squares.values())
 
 
 def _tiles(photograph: str) -> list[Tile]:
@@ -105,7 +102,7 @@ def _tiles(photograph: str) -> list[Tile]:
 
 
 def _starts(length: int, side: int) -> list[int]:
-    """Where tiles begin along an edge: evenly from end to end, at most half a side apart."""
+    """Return where tiles begin along an edge: evenly from end to end, at most half a side apart."""
     count = 1 + ceil((length - side) / (side // 2))
     positions: list[int] = np.linspace(0, length - side, count).round().astype(int).tolist()
     return positions
@@ -123,7 +120,7 @@ def _encode(tile: Tile) -> bytes:
 
 @cache
 def photograph_pixels(photograph: str) -> Image.Image:
-    """A whole photograph, such as `chelsea.png`."""
+    """Return a whole photograph, such as `chelsea.png`."""
     return _stored(photograph).rgb()
 
 

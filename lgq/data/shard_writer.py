@@ -1,77 +1,75 @@
-"""The record of shards that `lgq shard` writes, while they are made and when they are done.
+"""Writing WebDataset shards of any data set, as `lgq shard` does: the bytes of each image, and its label.
+
+    index = shard("photos", "shards", shard_size=10_000, seed=0)
+    open_dataset(f"shards/{index.pattern}")
 
 A directory of shards holds
 
     shard-000000.tar ...    `<key>.jpg|png|webp`, the bytes of each image as they were, and `<key>.cls`
-    classes.json            names of the classes, where there are any: label i is item i
-    index.json              written last: what was sharded and how; images and bytes of each shard
-    unfinished.json         the same of the shards so far, until index.json is there
+    classes.json            names of the classes, if any: label i is item i
+    index.json              written last: data and settings; images and bytes of each shard
+    unfinished.json         the same for the shards so far, until index.json is written
 
-Both records are UTF-8 JSON with a checksum of themselves.
-
-One shard, written image by image into a file that gets its name when it is whole.
-
-Writing WebDataset shards of any data set: the bytes of each image as they are, and its label.
-
-    plan = plan_shards(open_dataset("photos"), "shards", shard_size=10_000, seed=0)
-    index = write_shards(plan)
-    open_dataset(f"shards/{index.pattern}")
-
-Whenever the process ends, the same calls go on, and the shards are the same, byte for byte: no header
-holds a time or an owner, each shard is renamed to its place when it is whole, and it belongs to the data
-and the settings alone. One process a directory.
+Both records are UTF-8 JSON with a checksum of themselves. An interrupted call is continued by the same call,
+and the shards are the same, byte for byte: no header holds a time or an owner, each shard gets its name when
+it is whole, and its content belongs to the data and the settings alone.
 """
 
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import Dataset
 
 from lgq.checks import require_at_least
 from lgq.config import ConfigError, from_json, to_json
+from lgq.data import open_dataset
 from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.loader import LoaderSettings, in_processes
-from lgq.data.shards import CLASSES, LABEL_MEMBER, safe_key
+from lgq.data.shards import CLASSES, LABEL_MEMBER
 from lgq.files import (
     DamagedFileError,
     beside,
-    make_directory,
-    replace_file,
-    replace_json,
+    directory_lock,
+    json_bytes,
+    named_disk_errors,
     sealed_json,
     sync_directory,
     unsealed_json,
+    write_file,
 )
 from lgq.progress import Progress, unwatched
 from lgq.random import Stream, random_order
 
 FORMAT = 1
 INDEX, UNFINISHED = "index.json", "unfinished.json"
+_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
+_CHECK_SHRINK = 8.0  # a JPEG decoded at an eighth of its sides is read to its last byte, in less time
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What is sharded, and how: shards are continued only where all of it is equal."""
+    """Data and settings of shards, which must all be equal for shards to be continued."""
 
     source: str
-    """The data set, as it shows itself."""
+    """The data set, as its `repr`."""
     source_images: int
-    """Images in the data set, with those that cannot be read."""
+    """Images in the data set, including those that cannot be read."""
     classes: tuple[str, ...] = ()
-    """Label i is `classes[i]`."""
+    """Names of the classes: label i is `classes[i]`."""
     shard_size: int = 10_000
-    """Images a shard; the last one may have fewer."""
+    """Images per shard; the last one may have fewer."""
     shard_bytes: int | None = None
-    """Bytes of images a shard, if that ends it sooner; None has no such limit."""
+    """Bytes of images per shard, where that is reached before `shard_size`; None has no such limit."""
     seed: int | None = None
-    """Of the order of the images; None leaves it as it is."""
+    """Seed of the order of the images; None keeps their order."""
 
     def __post_init__(self) -> None:
         require_at_least(1, source_images=self.source_images, shard_size=self.shard_size)
@@ -83,27 +81,32 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """A shard that is done."""
+    """A finished shard."""
 
     file: str
     images: int
     bytes: int
-    """Of the file."""
+    """Size of the file."""
     taken: int
-    """Images of the data set that it covers, with those that cannot be read."""
+    """Images of the data set that it covers, including those that cannot be read."""
     broken: tuple[tuple[str, str], ...]
     """Name and reason of each image that was left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """The content of index.json."""
+    """Content of index.json."""
 
     format: int
     sharding: Sharding
     images: int
     bytes: int
     shards: tuple[ShardRecord, ...]
+
+    @classmethod
+    def of(cls, sharding: Sharding, shards: Sequence[ShardRecord]) -> "ShardIndex":
+        images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
+        return cls(format=FORMAT, sharding=sharding, images=images, bytes=size, shards=tuple(shards))
 
     @property
     def broken(self) -> dict[str, str]:
@@ -112,49 +115,74 @@ class ShardIndex:
 
     @property
     def pattern(self) -> str:
-        """Of the shards' files, as `open_dataset` takes it."""
+        """Pattern of the shards' file names, as `open_dataset` takes it."""
         last = len(self.shards) - 1
-        return shard_file(f"{{000000..{last:06d}}}" if last else "000000")
+        return _shard_file(f"{{000000..{last:06d}}}" if last else "000000")
 
 
-def shard_file(number: str) -> str:
-    return f"shard-{number}.tar"
+def shard(
+    data: ImageDataset | str | Path,
+    out: str | Path,
+    *,
+    shard_size: int = 10_000,
+    shard_bytes: int | None = None,
+    seed: int | None = None,
+    workers: int = 0,
+    on_progress: Progress = unwatched,
+) -> ShardIndex:
+    """Write a data set into shards, or continue to; images that cannot be read or stored are listed.
+
+    data: a data set, or what `open_dataset` takes.
+    out: directory, which must be new or hold shards of the same data and settings.
+    shard_size, shard_bytes, seed: fields of `Sharding`.
+    workers: processes that read and check images ahead.
+    """
+    dataset, folder = open_dataset(data), Path(out)
+    sharding = Sharding(
+        source=repr(dataset),
+        source_images=len(dataset),
+        classes=tuple(getattr(dataset, "classes", ())),
+        shard_size=shard_size,
+        shard_bytes=shard_bytes,
+        seed=seed,
+    )
+    _read_index(folder, sharding)  # before the lock makes the directory
+    with directory_lock(folder), named_disk_errors(folder):
+        records = list(_read_index(folder, sharding).shards)
+        if not (folder / INDEX).exists():
+            _write_index(folder / UNFINISHED, sharding, records)
+        writer = _Writer(dataset, folder, sharding, workers, on_progress)
+        writer.rewrite_missing(records)
+        for record in writer.write_after(records):
+            records.append(record)
+            _write_index(folder / UNFINISHED, sharding, records)
+        if sharding.classes:
+            write_file(folder / CLASSES, json_bytes(list(sharding.classes), indent=2))
+        _write_index(folder / INDEX, sharding, records)
+        (folder / UNFINISHED).unlink(missing_ok=True)
+    return ShardIndex.of(sharding, records)
 
 
-def read_index(folder: Path, sharding: Sharding) -> ShardIndex:
-    """What is in a directory so far; whatever is not of the same sharding is refused."""
+def _read_index(folder: Path, sharding: Sharding) -> ShardIndex:
+    """Read what a directory holds so far; anything but shards of the same sharding is an error."""
     for path in (folder / INDEX, folder / UNFINISHED):
         if path.exists():
-            found = _read(path)
-            _require_same(found.sharding, sharding, folder)
-            return found
+            try:
+                index = from_json(ShardIndex, unsealed_json(path.read_bytes()))
+            except (OSError, DamagedFileError, ConfigError) as error:
+                raise DataError(f"cannot continue {path} ({error}): choose another directory.") from error
+            _require_same(index.sharding, sharding, folder)
+            return index
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: choose a directory for the shards.")
     if folder.is_dir() and any(not path.name.startswith((".", UNFINISHED)) for path in folder.iterdir()):
-        raise DataError(f"{folder} holds something else than shards of `lgq shard`: choose a new directory.")
-    return index_of(sharding, [])
+        raise DataError(f"{folder} holds other files than shards of `lgq shard`: choose a new directory.")
+    return ShardIndex.of(sharding, [])
 
 
-def index_of(sharding: Sharding, shards: list[ShardRecord]) -> ShardIndex:
-    images, size = sum(shard.images for shard in shards), sum(shard.bytes for shard in shards)
-    return ShardIndex(format=FORMAT, sharding=sharding, images=images, bytes=size, shards=tuple(shards))
-
-
-def write_index(path: Path, index: ShardIndex) -> None:
-    make_directory(path.parent)
-    replace_file(path, sealed_json(to_json(index)))
-
-
-def _read(path: Path) -> ShardIndex:
-    try:
-        return from_json(ShardIndex, unsealed_json(path.read_bytes()))
-    except (OSError, DamagedFileError, ConfigError) as error:
-        raise DataError(f"cannot go on with {path} ({error}): choose another directory.") from error
-
-
-def _require_same(found: Sharding, wanted: Sharding, folder: Path) -> None:
+def _require_same(stored: Sharding, sharding: Sharding, folder: Path) -> None:
     for field in fields(Sharding):
-        before, now = getattr(found, field.name), getattr(wanted, field.name)
+        before, now = getattr(stored, field.name), getattr(sharding, field.name)
         if before != now:
             raise DataError(
                 f"{folder} holds other shards: their {field.name} is {before!r:.80}, not {now!r:.80}. Repeat "
@@ -162,94 +190,160 @@ def _require_same(found: Sharding, wanted: Sharding, folder: Path) -> None:
             )
 
 
-class Checked(NamedTuple):
+def _write_index(path: Path, sharding: Sharding, records: list[ShardRecord]) -> None:
+    write_file(path, sealed_json(to_json(ShardIndex.of(sharding, records))))
+
+
+def _shard_file(number: str) -> str:
+    return f"shard-{number}.tar"
+
+
+class _CheckedImage(NamedTuple):
     """An image of a data set, and whether it can be stored."""
 
     number: int
-    """In the data set."""
+    """Number of the image in the data set."""
     image: EncodedImage | None
     suffix: str
     broken: tuple[str, str] | None
     """Name and reason, where there is no image."""
 
 
-class NewShard:
-    """A shard to fill within a block; where the block fails, nothing is left."""
+class _Checker(Dataset[_CheckedImage]):
+    """Reads and checks images, in whichever process."""
 
-    record: ShardRecord
-    """Once the block has ended."""
+    def __init__(self, dataset: ImageDataset):
+        self.dataset = dataset
 
-    def __init__(self, folder: Path, number: int, sharding: Sharding):
-        self._path, self._sharding = folder / shard_file(f"{number:06d}"), sharding
-        self._partial = beside(self._path, "partial")
+    def __getitem__(self, index: int) -> _CheckedImage:
+        try:
+            image = self.dataset[index]
+            stored = StoredImage(image.data, image.name)
+            stored.rgb(shrink=_CHECK_SHRINK)
+            if stored.format not in _SUFFIXES:
+                rule = f"shards hold JPEG, PNG and WebP, not {stored.format}: convert it"
+                raise BrokenImage(image.name, rule)
+            return _CheckedImage(index, image, _SUFFIXES[stored.format], None)
+        except BrokenImage as error:
+            return _CheckedImage(index, None, "", (error.name, error.reason))
+
+
+class _Writer:
+    """Writes the shards of a directory one after the other."""
+
+    def __init__(
+        self, dataset: ImageDataset, folder: Path, sharding: Sharding, workers: int, on_progress: Progress
+    ):
+        self.dataset, self.folder, self.sharding = dataset, folder, sharding
+        self.loading, self.on_progress = LoaderSettings(workers=workers), on_progress
+        self.order: Sequence[int] = range(sharding.source_images)
+        if sharding.seed is not None:
+            self.order = random_order(sharding.source_images, Stream.SHARD_ORDER, sharding.seed).tolist()
+
+    def rewrite_missing(self, records: list[ShardRecord]) -> None:
+        """Write finished shards again that are missing or cut short."""
+        first = 0
+        for number, record in enumerate(records):
+            path = self.folder / record.file
+            if not path.exists() or path.stat().st_size != record.bytes:
+                with _new_shard(self.folder, number, self.sharding) as new:
+                    for checked in self._checked(first, first + record.taken):
+                        new.take(checked)
+                if new.record() != record:
+                    raise DataError(f"{path} would get other content: {self.dataset!r} has changed.")
+            first += record.taken
+
+    def write_after(self, records: list[ShardRecord]) -> Iterator[ShardRecord]:
+        """Write the shards that follow the finished ones."""
+        number = len(records)
+        images = self._checked(sum(record.taken for record in records), len(self.order))
+        image = next(images, None)
+        while image is not None:
+            with _new_shard(self.folder, number, self.sharding) as new:
+                while image is not None and new.has_room_for(image):
+                    new.take(image)
+                    image = next(images, None)
+                new.require_images()
+            yield new.record()
+            number += 1
+
+    def _checked(self, first: int, last: int) -> Iterator[_CheckedImage]:
+        images = in_processes(_Checker(self.dataset), self.loading, self.order[first:last])
+        for done, checked in enumerate(images, first + 1):
+            yield checked
+            self.on_progress(done, len(self.order))
+
+
+@contextmanager
+def _new_shard(folder: Path, number: int, sharding: Sharding) -> Iterator["_NewShard"]:
+    """Open a shard to fill within a block; it gets its name at the end, and vanishes if the block fails."""
+    path = folder / _shard_file(f"{number:06d}")
+    partial = beside(path, "partial")
+    try:
+        with partial.open("wb") as file:
+            # Without what differs between systems: one dialect, one encoding, no time, no owner.
+            dialect = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8"}
+            with tarfile.open(fileobj=file, mode="w", **dialect) as tar:
+                new = _NewShard(path.name, tar, sharding)
+                yield new
+            file.flush()
+            os.fsync(file.fileno())
+            new.bytes = file.tell()
+        os.replace(partial, path)
+        sync_directory(folder)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+class _NewShard:
+    """A shard that is being filled."""
+
+    def __init__(self, file: str, tar: tarfile.TarFile, sharding: Sharding):
+        self._file, self._tar, self._sharding = file, tar, sharding
         self._keys: set[str] = set()
-        self._bytes, self._taken = 0, 0
+        self._image_bytes, self._taken = 0, 0
         self._broken: list[tuple[str, str]] = []
+        self.bytes = 0
+        """Size of the file, once it is whole."""
 
-    def __enter__(self) -> "NewShard":
-        self._file = self._partial.open("wb")
-        # Without what differs between systems: one dialect, one encoding, no time, no owner.
-        self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8")
-        return self
-
-    def has_room_for(self, checked: Checked) -> bool:
-        """A broken image needs none, and an empty shard has room for any image."""
+    def has_room_for(self, checked: _CheckedImage) -> bool:
+        """Tell whether an image fits: a broken one always does, and any does into an empty shard."""
         if checked.image is None or not self._keys:
             return True
         limit = self._sharding.shard_bytes
-        fits = limit is None or self._bytes + len(checked.image.data) <= limit
+        fits = limit is None or self._image_bytes + len(checked.image.data) <= limit
         return fits and len(self._keys) < self._sharding.shard_size
 
-    def take(self, checked: Checked) -> None:
+    def take(self, checked: _CheckedImage) -> None:
         self._taken += 1
         if checked.broken is not None:
             self._broken.append(checked.broken)
         if checked.image is not None:
-            key = self._new_key(checked.image.name, checked.number)
+            key = safe_key(checked.image.name)
+            while key in self._keys:
+                key = f"{key}-{checked.number}"
+            self._keys.add(key)
             self._add(f"{key}.{checked.suffix}", checked.image.data)
             if checked.image.label is not None:
                 self._add(f"{key}.{LABEL_MEMBER}", str(checked.image.label).encode())
-            self._bytes += len(checked.image.data)
+            self._image_bytes += len(checked.image.data)
 
     def require_images(self) -> None:
-        """Only where all images are broken a shard is empty."""
+        """Fail where the shard is empty, which it is only if all images are broken."""
         if not self._keys:
             (name, reason), count = self._broken[0], len(self._broken)
             source = self._sharding.source
-            raise DataError(f"none of {count:,} images can be stored of {source}, such as {name} ({reason}).")
+            raise DataError(f"none of {count:,} images of {source} can be stored, such as {name} ({reason}).")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._publish()
-        finally:
-            self._file.close()
-            with suppress(OSError):
-                self._partial.unlink(missing_ok=True)
-
-    def _publish(self) -> None:
-        self._tar.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        os.replace(self._partial, self._path)
-        sync_directory(self._path.parent)
-        self.record = ShardRecord(
-            file=self._path.name,
+    def record(self) -> ShardRecord:
+        return ShardRecord(
+            file=self._file,
             images=len(self._keys),
-            bytes=size,
+            bytes=self.bytes,
             taken=self._taken,
             broken=tuple(self._broken),
         )
-
-    def _new_key(self, name: str, number: int) -> str:
-        key = safe_key(name)
-        while key in self._keys:
-            key = f"{key}-{number}"
-        self._keys.add(key)
-        return key
 
     def _add(self, name: str, data: bytes) -> None:
         info = tarfile.TarInfo(name)
@@ -257,120 +351,8 @@ class NewShard:
         self._tar.addfile(info, io.BytesIO(data))
 
 
-_SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-_CHECK_SHRINK = 8.0  # a JPEG decoded at an eighth of its sides is read to its last byte, in less time
-
-
-@dataclass(frozen=True)
-class ShardPlan:
-    """Shards to be written."""
-
-    dataset: ImageDataset
-    folder: Path
-    sharding: Sharding
-
-
-def plan_shards(dataset: ImageDataset, out: str | Path, **settings: Any) -> ShardPlan:
-    """Settings are those of `Sharding`; a directory with anything else in it is refused, before any work."""
-    classes = tuple(getattr(dataset, "classes", ()))
-    sharding = Sharding(source=repr(dataset), source_images=len(dataset), classes=classes, **settings)
-    read_index(Path(out), sharding)
-    return ShardPlan(dataset, Path(out), sharding)
-
-
-def write_shards(plan: ShardPlan, *, workers: int = 0, on_progress: Progress = unwatched) -> ShardIndex:
-    """Write what is missing; images that cannot be read, or are of another format, are left out and listed.
-
-    workers: processes that read and check images ahead.
-    """
-    with _disk_errors_named(plan.folder):
-        records = list(read_index(plan.folder, plan.sharding).shards)
-        if not (plan.folder / INDEX).exists():
-            write_index(plan.folder / UNFINISHED, index_of(plan.sharding, records))
-        writer = _Writer(plan, workers, on_progress)
-        writer.mend(records)
-        for record in writer.write_on(records):
-            records.append(record)
-            write_index(plan.folder / UNFINISHED, index_of(plan.sharding, records))
-        if plan.sharding.classes:
-            replace_json(plan.folder / CLASSES, list(plan.sharding.classes))
-        index = index_of(plan.sharding, records)
-        write_index(plan.folder / INDEX, index)
-        (plan.folder / UNFINISHED).unlink(missing_ok=True)
-    return index
-
-
-class _Checker(Dataset[Checked]):
-    """Reads and checks images, in whichever process."""
-
-    def __init__(self, dataset: ImageDataset):
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> Checked:
-        try:
-            image = self.dataset[index]
-            return Checked(index, image, _suffix(image), None)
-        except BrokenImage as error:
-            return Checked(index, None, "", (error.name, error.reason))
-
-
-def _suffix(image: EncodedImage) -> str:
-    stored = StoredImage(image.data, image.name)
-    stored.rgb(shrink=_CHECK_SHRINK)
-    if stored.format not in _SUFFIXES:
-        raise BrokenImage(image.name, f"shards hold JPEG, PNG and WebP, not {stored.format}: convert it")
-    return _SUFFIXES[stored.format]
-
-
-class _Writer:
-    def __init__(self, plan: ShardPlan, workers: int, on_progress: Progress) -> None:
-        self.plan, self.loading = plan, LoaderSettings(workers=workers)
-        self.on_progress = on_progress
-        self.total, seed = plan.sharding.source_images, plan.sharding.seed
-        self.order: Sequence[int] = range(self.total)
-        if seed is not None:
-            self.order = random_order(self.total, Stream.SHARD_ORDER, seed).tolist()
-
-    def mend(self, records: list[ShardRecord]) -> None:
-        """Write anew what is no longer as it was left."""
-        first = 0
-        for number, record in enumerate(records):
-            path = self.plan.folder / record.file
-            if not path.exists() or path.stat().st_size != record.bytes:
-                with NewShard(self.plan.folder, number, self.plan.sharding) as shard:
-                    for checked in self._checked(first, first + record.taken):
-                        shard.take(checked)
-                if shard.record != record:
-                    raise DataError(f"{path} would become another: {self.plan.dataset!r} has changed.")
-            first += record.taken
-
-    def write_on(self, records: list[ShardRecord]) -> Iterator[ShardRecord]:
-        """The shards after those that are there."""
-        first, number = sum(record.taken for record in records), len(records)
-        checked = self._checked(first, self.total)
-        image = next(checked, None)
-        while image is not None:
-            with NewShard(self.plan.folder, number, self.plan.sharding) as shard:
-                while image is not None and shard.has_room_for(image):
-                    shard.take(image)
-                    image = next(checked, None)
-                shard.require_images()
-            yield shard.record
-            number += 1
-
-    def _checked(self, first: int, last: int) -> Iterator[Checked]:
-        reader = _Checker(self.plan.dataset)
-        for done, checked in enumerate(in_processes(reader, self.loading, self.order[first:last]), first + 1):
-            yield checked
-            self.on_progress(done, self.total)
-
-
-@contextmanager
-def _disk_errors_named(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write {folder} ({error.strerror or error}): make room, or choose a place that you may "
-            "write to; what is finished stays, and the same command goes on from there."
-        ) from error
+def safe_key(name: str) -> str:
+    """Return a key for an image of this name: its path, without the suffix and what a key cannot hold."""
+    folder, slash, base = _UNSAFE.sub("_", name).rpartition("/")
+    stem = base.rpartition(".")[0] or base
+    return f"{folder}{slash}{stem.replace('.', '_')}"

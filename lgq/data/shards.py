@@ -1,14 +1,10 @@
-"""What the members of a WebDataset shard are: `<key>.jpg|png|webp` is an image, `<key>.cls` its label.
+"""WebDataset shards on a local disk: tar files with the members `<key>.jpg|png|webp` and `<key>.cls`.
 
-A file name parts at its first dot into key and suffix; folders belong to the key.
-
-WebDataset shards on a local disk: `<key>.jpg|png|webp` and `<key>.cls` members of tar files.
-
-The members' offsets are read once, at opening; an image is then one `pread`. Nothing is extracted,
-so links and members with absolute or `..` paths cannot reach outside of the shard. A `classes.json`
-beside the shards holds the names of the classes: a list, label i is item i. An item is a name, as
-`lgq shard` writes it, or an object with a `name` and whatever else a publisher knows of the class.
-n = members of a shard.
+A file name splits at its first dot into key and suffix; folders belong to the key. The offsets of the members
+are read once, at opening; an image is then one `pread`. Nothing is extracted, so links and members with
+absolute or `..` paths cannot reach outside the shard. A `classes.json` beside the shards holds the names of
+the classes: a list, label i is item i. An item is a name, as `lgq shard` writes it, or an object with a
+`name` and whatever else a publisher knows of the class.   n = members of a shard.
 """
 
 import json
@@ -20,7 +16,7 @@ from glob import glob, has_magic
 from itertools import product
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int64, Shaped
@@ -29,50 +25,15 @@ from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, re
 
 IMAGE_MEMBERS = ("jpg", "jpeg", "png", "webp")
 LABEL_MEMBER = "cls"
-LABEL_BYTES = 20
-"""Of a label that are read; a number below `_MOST_CLASSES` has fewer."""
+CLASSES = "classes.json"
 NAMING = f"members must be named <key>.{'|'.join(IMAGE_MEMBERS)}, with no other dot in the file name"
 
-_LONGEST_NAME = 4096  # as of a path; all names of a data set take the room of the longest
+_LABEL_BYTES = 20  # a number below `_MOST_CLASSES` has fewer
+_LONGEST_NAME = 4096  # that of a path; all names of a data set take the space of the longest
 _MOST_CLASSES = 10**6  # a label becomes a row of some table: a larger one is not a class
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
-
-
-def split_key(member: str) -> tuple[str, str]:
-    """WebDataset's key and suffix."""
-    folder, _, base = member.rpartition("/")
-    stem, _, suffix = base.partition(".")
-    return f"{folder}/{stem}", suffix.lower()
-
-
-def member_name(shard: str, member: str) -> str:
-    """Of an image within its data set: the shard's file name, and where it is in there."""
-    if len(member) > _LONGEST_NAME:
-        raise DataError(f"{shard}: {member:.40}... is a name of over {_LONGEST_NAME:,} characters.")
-    # Without `/` and `..` at the front: somebody may write a file of this name one day.
-    parts = [part for part in PurePosixPath(member).parts if part not in ("/", "//", "..")]
-    return "/".join([shard, *parts])
-
-
-def safe_key(name: str) -> str:
-    """A key for an image of this name: its path, without the suffix and what a key cannot hold."""
-    folder, slash, base = _UNSAFE.sub("_", name).rpartition("/")
-    stem = base.rpartition(".")[0] or base
-    return f"{folder}{slash}{stem.replace('.', '_')}"
-
-
-def parse_label(text: bytes, name: str) -> int:
-    """The class in a label member of this name."""
-    digits = text[:LABEL_BYTES].strip()
-    if not digits.isdigit() or int(digits) >= _MOST_CLASSES:
-        raise DataError(f"{name}: a label is a number from 0 to {_MOST_CLASSES - 1}, got {digits!r}.")
-    return int(digits)
-
-
-CLASSES = "classes.json"
-_OPEN_FILES = 64  # far below the usual limit of 1,024 a process
-_BLOCK = 512
 _MOST_SHARDS = 10**6
+_OPEN_FILES = 64  # far below the usual limit of 1,024 per process
+_BLOCK = 512
 _BRACES = re.compile(r"\{(.*?)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
@@ -87,11 +48,11 @@ class ShardDataset:
         self.paths = tuple(Path(path) for path in paths)
         # Arrays, since workers that touch a million Python objects end up copying all of them; shard by
         # shard, since a million of them would take hundreds of megabytes.
-        arrays = [_arrays(_index(shard, path)) for shard, path in enumerate(self.paths)]
-        self._places = np.concatenate([places for places, _ in arrays])
+        indexes = [_index(shard, path) for shard, path in enumerate(self.paths)]
+        self._places = np.concatenate([places for places, _ in indexes])
         if not len(self._places):
             raise DataError(f"{self!r} holds no image; {NAMING}.")
-        self._names = np.concatenate([names for _, names in arrays])
+        self._names = np.concatenate([names for _, names in indexes])
         self.classes = _class_names(self.paths[0].parent, int(self._places[:, 3].max()) + 1)
         """Label i is `classes[i]`; without a `classes.json`, every number up to the largest label."""
 
@@ -134,9 +95,33 @@ class ShardDataset:
         return self._files[shard]
 
 
+def split_key(member: str) -> tuple[str, str]:
+    """Return WebDataset's key and suffix of a member."""
+    folder, _, base = member.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}/{stem}", suffix.lower()
+
+
+def member_name(shard: str, member: str) -> str:
+    """Return the name of an image within its data set: the shard's file name, and its path in there."""
+    if len(member) > _LONGEST_NAME:
+        raise DataError(f"{shard}: {member:.40}... is a name of over {_LONGEST_NAME:,} characters.")
+    # Without `/` and `..` at the front: somebody may write a file of this name one day.
+    parts = [part for part in PurePosixPath(member).parts if part not in ("/", "//", "..")]
+    return "/".join([shard, *parts])
+
+
+def parse_label(text: bytes, name: str) -> int:
+    """Return the class number in a label member of this name."""
+    digits = text[:_LABEL_BYTES].strip()
+    if not digits.isdigit() or int(digits) >= _MOST_CLASSES:
+        raise DataError(f"{name}: a label is a number from 0 to {_MOST_CLASSES - 1}, got {digits!r}.")
+    return int(digits)
+
+
 def expand_braces(pattern: str) -> list[str]:
-    """As a shell does: `{000..002}` counts with its zeros, `{a,b}` lists; braces repeat, but do not nest."""
-    # Split at a pattern with a group: literal text and the insides of braces take turns.
+    """Expand as a shell does: `{000..002}` keeps its zeros, `{a,b}` lists; braces repeat, but do not nest."""
+    # Split at a pattern with a group: literal text and the insides of braces alternate.
     parts = _BRACES.split(pattern)
     choices = [_words(part, pattern) if i % 2 else [part] for i, part in enumerate(parts)]
     _require_few(prod(map(len, choices)), pattern)
@@ -144,8 +129,8 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _words(inside: str, pattern: str) -> list[str]:
-    if counting := _RANGE.fullmatch(inside):
-        first, last = counting.groups()
+    if numbers := _RANGE.fullmatch(inside):
+        first, last = numbers.groups()
         _require_few(abs(int(first) - int(last)), pattern)
         step = 1 if int(first) <= int(last) else -1
         return [f"{i:0{len(first)}d}" for i in range(int(first), int(last) + step, step)]
@@ -168,45 +153,32 @@ def _match(pattern: str) -> list[str]:
     return matches
 
 
-class _Member(NamedTuple):
-    shard: int
-    offset: int
-    size: int
-    label: int
-    name: str
-
-
-def _index(shard: int, path: Path) -> list[_Member]:
+def _index(shard: int, path: Path) -> tuple[Int64[np.ndarray, "n 4"], Shaped[np.ndarray, " n"]]:
+    """Read shard, offset, size and label of each image, and its name."""
     try:
         with tarfile.open(path, "r:") as tar:
             files = [member for member in tar if member.isreg() and not member.issparse()]
-            _check_end(tar, path)
+            _require_end(tar, path)
             labels = dict(_labels(tar, files, path))
     except DataError:
         raise
     except Exception as error:  # hostile headers make tarfile raise ValueError, MemoryError, ...
         raise DataError(f"{path} is not a whole, uncompressed tar file ({error}).") from error
     images = [file for file in files if split_key(file.name)[1] in IMAGE_MEMBERS]
-    numbers = [labels.get(split_key(file.name)[0], UNLABELLED) for file in images]
-    return [
-        _Member(shard, file.offset_data, file.size, label, member_name(path.name, file.name))
-        for file, label in zip(images, numbers, strict=True)
+    numbers = [
+        (shard, file.offset_data, file.size, labels.get(split_key(file.name)[0], UNLABELLED))
+        for file in images
     ]
-
-
-def _arrays(members: list[_Member]) -> tuple[Int64[np.ndarray, "n 4"], Shaped[np.ndarray, " n"]]:
-    """Shard, offset, size and label of each member; and its name."""
-    numbers = [(member.shard, member.offset, member.size, member.label) for member in members]
-    names = [os.fsencode(member.name) for member in members]
+    names = [os.fsencode(member_name(path.name, file.name)) for file in images]
     return np.array(numbers, np.int64).reshape(-1, 4), np.array(names, np.bytes_)
 
 
-def _check_end(tar: tarfile.TarFile, path: Path) -> None:
+def _require_end(tar: tarfile.TarFile, path: Path) -> None:
     # tarfile takes a damaged header for the end of the archive; a real end is zeros, or nothing.
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if any(tar.fileobj.read(_BLOCK)):
-        raise DataError(f"{path} is damaged at byte {tar.offset:,}: fetch it again, or leave it out.")
+        raise DataError(f"{path} is damaged at byte {tar.offset:,}: download it again, or leave it out.")
 
 
 def _labels(tar: tarfile.TarFile, files: list[tarfile.TarInfo], path: Path) -> Iterator[tuple[str, int]]:
@@ -215,35 +187,28 @@ def _labels(tar: tarfile.TarFile, files: list[tarfile.TarInfo], path: Path) -> I
         key, suffix = split_key(file.name)
         if suffix == LABEL_MEMBER:
             tar.fileobj.seek(file.offset_data)
-            text = tar.fileobj.read(min(file.size, LABEL_BYTES))
+            text = tar.fileobj.read(min(file.size, _LABEL_BYTES))
             yield key, parse_label(text, member_name(path.name, file.name))
 
 
-def _class_names(folder: Path, numbers: int) -> tuple[str, ...]:
+def _class_names(folder: Path, number: int) -> tuple[str, ...]:
+    """Read the names of at least `number` classes."""
     path = folder / CLASSES
     if not path.exists():
-        return tuple(map(str, range(numbers)))
+        return tuple(map(str, range(number)))
     try:
         entries = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {path} ({error}): mend it, or remove it.") from error
-    names = _names_in(entries)
-    if names is None:
-        rule = 'a list of names, or of objects {"name": ...} with a "class", if any, that counts from 0'
-        raise DataError(f"{path} must be {rule}: mend it, or remove it.")
-    if len(names) < numbers:
-        raise DataError(
-            f"{path} names {len(names)} classes, but a label is {numbers - 1}: mend or remove it."
-        )
-    return names
-
-
-def _names_in(entries: object) -> tuple[str, ...] | None:
-    """None where an item has no name, or is of another class than its place says."""
-    if not isinstance(entries, list):
-        return None
+        raise DataError(f"cannot read {path} ({error}): correct it, or remove it.") from error
     names: list[Any] = [
         entry.get("name") if isinstance(entry, dict) and entry.get("class", label) == label else entry
-        for label, entry in enumerate(entries)
+        for label, entry in enumerate(entries if isinstance(entries, list) else [None])
     ]
-    return tuple(names) if all(isinstance(name, str) for name in names) else None
+    if not all(isinstance(name, str) for name in names):
+        rule = 'a list of names, or of objects {"name": ...} with a "class", if any, that counts from 0'
+        raise DataError(f"{path} must be {rule}: correct it, or remove it.")
+    if len(names) < number:
+        raise DataError(
+            f"{path} names {len(names)} classes, but a label is {number - 1}: correct or remove it."
+        )
+    return tuple(names)

@@ -1,35 +1,29 @@
-"""The images of one shard as a command writes it to its output, such as `curl -s URL/train-000.tar`.
-
-The shard is read once, from its first byte to its last. All that could make it silently shorter is an
-error that names the shard and how its command ended: an exit status other than 0, an output that stops
-before the zeros at a tar's end, a damaged header, and anything behind the end. Images and their label
-must follow each other, as WebDataset has them, for a stream has no way back.
-
-Shards that commands write (`pipe:curl -s URL/train-{000..127}.tar`), as an endless stream of images.
+"""Shards that commands write (`pipe:curl -s URL/train-{000..127}.tar`), as an endless stream of images.
 
     data = open_dataset("pipe:cat train-{000..005}.tar")
     for batch in StreamLoader(data, LoaderSettings(image_size=64)).stream():
         ...
 
-Braces expand as in a shell, to one command a shard, which /bin/sh runs whenever an epoch comes to it.
+Braces expand as in a shell, to one command per shard, which /bin/sh runs whenever an epoch reaches it.
 
 Readers.  Every worker of every process is a reader; a process without workers is one itself.
 Epochs.   Each epoch has its own order of the shards, which belongs to (seed, epoch). Reader i of n takes
-          the i-th of them, the (i+n)-th, and so on: each shard is read by one reader, once an epoch. So
-          there must be as many shards as readers. A reader goes through its shards of an epoch before
-          it begins the next, and does not wait for the others: where shards are uneven, a reader of few
-          images is ahead, and falls back when it draws the longer ones.
-Shuffle.  A reader takes its images of an epoch in blocks of `buffer`, and hands out each block in an
-          order that belongs to (seed, epoch, first image of the block). For each image that leaves, one
-          of the next block is read: a reader holds `buffer` images, whatever the length of the stream.
+          the i-th of them, the (i+n)-th, and so on: each shard is read by one reader, once per epoch. So
+          there must be as many shards as readers. A reader goes through its shards of an epoch before it
+          begins the next, and does not wait for the others.
+Shuffle.  A reader takes its images of an epoch in blocks of `buffer`, and yields each block in an order that
+          belongs to (seed, epoch, first image of the block). For each image that leaves, one of the next
+          block is read: a reader holds `buffer` images, whatever the length of the stream.
 Crops.    They belong to (seed, epoch, shard, place in the shard), as in a data set with random access.
-Batches.  Readers of a process take turns, a batch each. A batch may begin in one epoch and end in the
-          next. A broken image is left out, named once, and its epoch is shorter by one.
-Resuming. A position is the place of each reader: the epoch, the shard and the image where its block
-          begins, and how many images of the block are handed out. To go on from there, a reader reads
-          that shard again, and none of the earlier ones. Positions hold for the number of readers that
-          made them.
-Faults.   A command that fails, or a shard that is damaged, ends the stream (`lgq.data.stream`).
+Batches.  Readers of a process take turns, one batch each. A batch may begin in one epoch and end in the
+          next. A broken image is left out, logged once, and its epoch is shorter by one.
+Resuming. A position is the place of each reader: the epoch, the shard and the image where its block begins,
+          and the number of images of the block that were taken. To continue there, a reader reads that shard
+          again, and none of the earlier ones. Positions hold for the number of readers that made them.
+Faults.   A shard is read once, from its first byte to its last. Anything that could make it silently shorter
+          ends the stream with an error that names the shard and how its command ended: an exit status other
+          than 0, an output that stops before the zeros at the end of a tar file, a damaged header, and
+          anything after the end. Images and their label must follow each other, as WebDataset has them.
 """
 
 import os
@@ -55,6 +49,10 @@ from lgq.data.shards import (
 )
 from lgq.random import Stream, random_order
 
+PREFIX = "pipe:"
+BUFFER = 1_000
+"""Images that a reader holds."""
+
 _LARGEST_MEMBER = 2**28
 _LARGEST_HEADER = 2**20
 _LARGEST_SKIPPED = 2**34
@@ -63,137 +61,13 @@ _EXTENDED_HEADERS = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
 )
 _CHUNK = 2**16
-
-
-class _Member(NamedTuple):
-    key: str
-    suffix: str
-    name: str
-    data: bytes
-
-
-class _StrictTarInfo(tarfile.TarInfo):
-    """tarfile takes a damaged or a missing header for the end of the archive; only zeros are one."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_StrictTarInfo":
-        try:
-            info = super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
-                raise
-            raise tarfile.ReadError(f"{error} in place of a member or the end") from error
-        if info.type in _EXTENDED_HEADERS and info.size > _LARGEST_HEADER:
-            raise tarfile.ReadError(f"a header claims {info.size:,} bytes, over {_LARGEST_HEADER:,}")
-        return info
-
-
-def piped_images(command: str, shard: str) -> Iterator[EncodedImage]:
-    """Start a command of the shell, and hand out the images of the shard that it writes, in their order."""
-    # Its own session: Ctrl-C is for the trainer, which may still need images to finish its step.
-    process = subprocess.Popen(
-        command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    found = 0
-    try:
-        for image in _images(process.stdout, shard):
-            found += 1
-            yield image
-        _require_success(process, command, shard)
-    except DataError:
-        raise
-    except Exception as error:  # hostile headers make tarfile raise ValueError, MemoryError, ...
-        while process.stdout.read(_CHUNK):
-            pass
-        _require_success(process, command, shard, f"no whole, uncompressed tar file ({error})")
-    finally:
-        _end(process)
-    if not found:
-        raise DataError(f"{shard}, from `{command}`, holds no image; {NAMING}.")
-
-
-def _images(output: IO[bytes], shard: str) -> Iterator[EncodedImage]:
-    seen: set[str] = set()
-    for key, group in groupby(_members(output, shard), key=lambda member: member.key):
-        members = list(group)
-        if key in seen:
-            rule = "the members of one key must follow each other"
-            raise DataError(f"{members[0].name}: in a stream {rule}; write the shards anew with `lgq shard`.")
-        seen.add(key)
-        labels = [parse_label(each.data, each.name) for each in members if each.suffix == LABEL_MEMBER]
-        for each in members:
-            if each.suffix in IMAGE_MEMBERS:
-                yield EncodedImage(each.data, labels[-1] if labels else None, each.name)
-
-
-def _members(output: IO[bytes], shard: str) -> Iterator[_Member]:
-    """Images and labels of a tar file that may only be read forwards."""
-    with tarfile.open(fileobj=output, mode="r|", tarinfo=_StrictTarInfo, bufsize=_CHUNK) as tar:
-        while (info := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            _require_near(tar, info)
-            key, suffix = split_key(info.name)
-            if suffix in (*IMAGE_MEMBERS, LABEL_MEMBER) and info.isreg() and not info.issparse():
-                yield _Member(key, suffix, member_name(shard, info.name), _content(tar, info))
-        _require_end(tar)
-
-
-def _require_near(tar: tarfile.TarFile, info: tarfile.TarInfo) -> None:
-    """tarfile goes on to the place of the next member though the output has long ended."""
-    assert tar.fileobj is not None
-    size = tar.offset - tar.fileobj.tell()
-    if size > _LARGEST_SKIPPED:
-        raise tarfile.ReadError(f"{info.name} claims {size:,} bytes, over {_LARGEST_SKIPPED:,}")
-
-
-def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    if info.size > _LARGEST_MEMBER:
-        raise tarfile.ReadError(f"{info.name} claims {info.size:,} bytes, over {_LARGEST_MEMBER:,}")
-    file = tar.extractfile(info)
-    assert file is not None
-    return file.read()
-
-
-def _require_end(tar: tarfile.TarFile) -> None:
-    """Read on to the end of the output, so that the command can finish."""
-    assert tar.fileobj is not None
-    while rest := tar.fileobj.read(_CHUNK):
-        if any(rest):
-            raise tarfile.ReadError("more follows behind its end: one command gives one tar file")
-
-
-def _require_success(
-    process: "subprocess.Popen[bytes]", command: str, shard: str, problem: str | None = None
-) -> None:
-    status = process.wait()
-    if status or problem:
-        ended = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
-        wrote = f" and wrote {problem}" if problem else ""
-        way_out = "run it by itself to see why, or leave the shard out"
-        raise DataError(f"{shard} cannot be read: `{command}` {ended}{wrote}; {way_out}.")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.wait()
-
-
-PREFIX = "pipe:"
-BUFFER = 1_000
-"""Images that a reader holds."""
-
 _TAR_FILE = re.compile(r"([^\s/'\"?=]+\.tar)(?![\w.])")
 
 
 class PipeDataset:
     """Shards that can only be read forwards, one command each.
 
-    It has the form of a data set, but no length and no item: whatever needs these is told so in one line.
+    It has the form of a data set, but no length and no items: asking for them is an error.
     """
 
     classes: tuple[str, ...] = ()
@@ -206,7 +80,7 @@ class PipeDataset:
 
     @classmethod
     def from_spec(cls, spec: str, *, buffer: int = BUFFER) -> "PipeDataset":
-        """Of `pipe:COMMAND`, in which braces stand for one command a shard."""
+        """Open `pipe:COMMAND`, in which braces stand for one command per shard."""
         return cls(expand_braces(spec.removeprefix(PREFIX)), buffer=buffer)
 
     def __repr__(self) -> str:
@@ -220,25 +94,25 @@ class PipeDataset:
         self._refuse()
 
     def images(self, shard: int) -> Iterator[EncodedImage]:
-        """The images of one shard, in their order."""
+        """Yield the images of one shard, in order."""
         command = self.commands[shard]
-        named = _TAR_FILE.findall(command)
-        return piped_images(command, named[-1] if named else f"shard-{shard:06d}.tar")
+        files = _TAR_FILE.findall(command)
+        return piped_images(command, files[-1] if files else f"shard-{shard:06d}.tar")
 
     def _refuse(self) -> NoReturn:
         raise DataError(
             f"{self!r} is a stream, of unknown length and in no order but its own: `lgq train` takes it as "
-            "--data, by --steps and with --val-data of another kind; for all else fetch the shards, and "
-            "pass their path."
+            "--data, with --steps and with --val-data of another kind; for all else download the shards, "
+            "and give their path."
         )
 
 
 def require_random_access(data: ImageDataset, use: str) -> None:
-    """Refuse a stream for a use that comes back to the same images."""
+    """Check that data is not a stream, for a use that reads the same images again."""
     if isinstance(data, PipeDataset):
         raise DataError(
             f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: "
-            "fetch the shards and pass their path, or name a folder or `sample`."
+            "download the shards and give their path, or name a folder or `sample`."
         )
 
 
@@ -248,11 +122,11 @@ class Place(NamedTuple):
     reader: int
     epoch: int = 0
     shard: int = 0
-    """Which of its shards of the epoch the present block begins in."""
+    """Number, among its shards of the epoch, of the shard where the present block begins."""
     item: int = 0
-    """Which image of that shard is the block's first."""
+    """Number, within that shard, of the first image of the block."""
     drawn: int = 0
-    """Images of the block that are handed out."""
+    """Number of images of the block that were taken."""
 
 
 class StreamedImage(NamedTuple):
@@ -261,9 +135,9 @@ class StreamedImage(NamedTuple):
     image: EncodedImage
     epoch: int
     number: int
-    """Its own in every epoch: shard and place in the shard, in one number."""
+    """Shard and place in the shard, in one number: the same in every epoch."""
     place: Place
-    """Where its reader goes on after it."""
+    """Where its reader continues after it."""
 
 
 class _Item(NamedTuple):
@@ -274,16 +148,16 @@ class _Item(NamedTuple):
 
 
 def shards_of(data: PipeDataset, seed: int, epoch: int, reader: int, readers: int) -> list[int]:
-    """Numbers of the shards that one of so many readers takes in an epoch, in their order."""
+    """Return the numbers of the shards that one of the readers takes in an epoch, in order."""
     order: list[int] = random_order(len(data.commands), Stream.STREAM_SHARDS, seed, epoch).tolist()
     return order[reader::readers]
 
 
 def endless_images(data: PipeDataset, start: Place, *, seed: int, readers: int) -> Iterator[StreamedImage]:
-    """What a reader hands out from a place on, epoch after epoch."""
+    """Yield the images of a reader from a place on, epoch after epoch."""
     for epoch in count(start.epoch):
-        here = start if epoch == start.epoch else Place(start.reader, epoch)
-        yield from _one_epoch(data, here, seed, readers)
+        place = start if epoch == start.epoch else Place(start.reader, epoch)
+        yield from _one_epoch(data, place, seed, readers)
 
 
 def _one_epoch(data: PipeDataset, start: Place, seed: int, readers: int) -> Iterator[StreamedImage]:
@@ -305,8 +179,118 @@ def _one_epoch(data: PipeDataset, start: Place, seed: int, readers: int) -> Iter
 
 
 def _items(data: PipeDataset, shards: list[int], shard: int, item: int) -> Iterator[_Item]:
-    """The images of a reader's shards from a place on."""
+    """Yield the images of a reader's shards from a place on."""
     for i in range(shard, len(shards)):
         for number, image in enumerate(data.images(shards[i])):
             if i > shard or number >= item:
                 yield _Item(image, shards[i] << 32 | number, i, number)
+
+
+def piped_images(command: str, shard: str) -> Iterator[EncodedImage]:
+    """Start a shell command, and yield the images of the shard that it writes, in order."""
+    # Its own session: Ctrl-C is for the trainer, which may still need images to finish its step.
+    process = subprocess.Popen(
+        command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    images = 0
+    try:
+        for image in _tar_images(process.stdout, shard):
+            images += 1
+            yield image
+        _require_success(process, command, shard)
+    except DataError:
+        raise
+    except Exception as error:  # hostile headers make tarfile raise ValueError, MemoryError, ...
+        while process.stdout.read(_CHUNK):
+            pass
+        _require_success(process, command, shard, f"no whole, uncompressed tar file ({error})")
+    finally:
+        _end(process)
+    if not images:
+        raise DataError(f"{shard}, from `{command}`, holds no image; {NAMING}.")
+
+
+class _Member(NamedTuple):
+    key: str
+    suffix: str
+    name: str
+    data: bytes
+
+
+def _tar_images(output: IO[bytes], shard: str) -> Iterator[EncodedImage]:
+    seen: set[str] = set()
+    for key, group in groupby(_members(output, shard), key=lambda member: member.key):
+        members = list(group)
+        if key in seen:
+            rule = "the members of one key must follow each other"
+            way_out = "write the shards again with `lgq shard`"
+            raise DataError(f"{members[0].name}: in a stream {rule}; {way_out}.")
+        seen.add(key)
+        labels = [
+            parse_label(member.data, member.name) for member in members if member.suffix == LABEL_MEMBER
+        ]
+        for member in members:
+            if member.suffix in IMAGE_MEMBERS:
+                yield EncodedImage(member.data, labels[-1] if labels else None, member.name)
+
+
+class _StrictTarInfo(tarfile.TarInfo):
+    """A header that must be one: tarfile takes a damaged or missing header for the end, which is zeros."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_StrictTarInfo":
+        try:
+            info = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise
+            raise tarfile.ReadError(f"{error} in place of a member or the end") from error
+        if info.type in _EXTENDED_HEADERS and info.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header claims {info.size:,} bytes, over {_LARGEST_HEADER:,}")
+        return info
+
+
+def _members(output: IO[bytes], shard: str) -> Iterator[_Member]:
+    """Yield images and labels of a tar file that can only be read forwards."""
+    with tarfile.open(fileobj=output, mode="r|", tarinfo=_StrictTarInfo, bufsize=_CHUNK) as tar:
+        assert tar.fileobj is not None
+        while (info := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            # tarfile skips to the next member even though the output has long ended.
+            _require_size(info, tar.offset - tar.fileobj.tell(), _LARGEST_SKIPPED)
+            key, suffix = split_key(info.name)
+            if suffix in (*IMAGE_MEMBERS, LABEL_MEMBER) and info.isreg() and not info.issparse():
+                _require_size(info, info.size, _LARGEST_MEMBER)
+                file = tar.extractfile(info)
+                assert file is not None
+                yield _Member(key, suffix, member_name(shard, info.name), file.read())
+        # To the end of the output, so that the command can finish.
+        while rest := tar.fileobj.read(_CHUNK):
+            if any(rest):
+                raise tarfile.ReadError("more follows after its end: one command gives one tar file")
+
+
+def _require_size(info: tarfile.TarInfo, size: int, largest: int) -> None:
+    if size > largest:
+        raise tarfile.ReadError(f"{info.name} claims {size:,} bytes, over {largest:,}")
+
+
+def _require_success(
+    process: "subprocess.Popen[bytes]", command: str, shard: str, problem: str | None = None
+) -> None:
+    status = process.wait()
+    if status or problem:
+        ended = f"was killed by signal {-status}" if status < 0 else f"ended with exit status {status}"
+        wrote = f" and wrote {problem}" if problem else ""
+        way_out = "run it by itself to see why, or leave the shard out"
+        raise DataError(f"{shard} cannot be read: `{command}` {ended}{wrote}; {way_out}.")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait()

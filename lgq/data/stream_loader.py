@@ -11,37 +11,45 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset
-from lgq.data.loader import ImageLoader, LoaderSettings, Sample, in_processes, note_broken, rendered, stack
+from lgq.data.loader import (
+    ImageLoader,
+    LoaderSettings,
+    RenderedImage,
+    in_processes,
+    note_broken,
+    rendered,
+    stack,
+)
 from lgq.data.stream import PipeDataset, Place, StreamedImage, endless_images
 from lgq.data.transforms import Crop, random_crop
 from lgq.errors import LGQError
 
 Places = list[list[int]]
-"""A `Place` for each reader, the one whose turn is next first; lists, for a checkpoint holds nothing else."""
+"""A `Place` per reader, first the one whose turn is next; as lists, the form that a checkpoint stores."""
 
 
 class StreamBatch(NamedTuple):
     """Images of one rank, with where they come from."""
 
     images: Float[Tensor, "b 3 s s"]
-    """In [-1, 1]."""
+    """Pixels in [-1, 1]."""
     labels: Int[Tensor, " b"]
-    """-1 where an image has none."""
+    """Class numbers, -1 where an image has none."""
     indices: Int[Tensor, " b"]
-    """Of the images in their stream: the same in every epoch."""
+    """Numbers of the images in their stream: the same in every epoch."""
     names: list[str]
     position: Places
-    """Where the readers of this rank go on after this batch."""
+    """Where the readers of this rank continue after this batch."""
 
 
 class StreamLoader:
-    """Reads a stream for training; a pass for evaluation needs random access."""
+    """Reads a stream for training; evaluation needs random access."""
 
     def __init__(self, dataset: PipeDataset, settings: LoaderSettings):
         self.dataset, self.settings = dataset, settings
         self.readers_here = max(1, settings.workers)
         self.readers = self.readers_here * settings.world_size
-        """Over all ranks."""
+        """Number of readers over all ranks."""
         self.broken: dict[str, str] = {}
         """Images that could not be read so far, with the reason; each was logged once."""
         if len(dataset.commands) < self.readers:
@@ -52,25 +60,22 @@ class StreamLoader:
             )
 
     def describe(self) -> dict[str, Any]:
-        """What config.json says of the stream: a run goes on only where all but the source is equal."""
+        """Describe the stream for config.json: a run resumes only where all but the source is equal."""
         shards, buffer = len(self.dataset.commands), self.dataset.buffer
         return {"source": repr(self.dataset), "shards": shards, "readers": self.readers, "buffer": buffer}
 
     def stream(self, start: Places | int = 0) -> Iterator[StreamBatch]:
-        """Endless, shuffled, augmented batches from `start`: 0, or the positions of one step of all ranks."""
-        return self._stream(self._places_here(start))
-
-    def _places_here(self, start: Places | int) -> list[Place]:
+        """Yield endless, shuffled, augmented batches from `start`: 0, or the positions of all ranks."""
         first = self.settings.rank * self.readers_here
         mine = range(first, first + self.readers_here)
         if start == 0:
-            return [Place(reader) for reader in mine]
+            return self._stream([Place(reader) for reader in mine])
         places = [Place(*place) for place in start if place[0] in mine] if isinstance(start, list) else []
         if sorted(place.reader for place in places) != list(mine):
             raise LGQError(
                 f"start must be 0 or the position of a batch of {self.readers} readers, got {start}."
             )
-        return places
+        return self._stream(places)
 
     def _stream(self, places: list[Place]) -> Iterator[StreamBatch]:
         reader = _Reader(self.dataset, self.settings, places, self.readers)
@@ -84,16 +89,14 @@ class StreamLoader:
 
 
 def training_loader(dataset: ImageDataset, settings: LoaderSettings) -> ImageLoader | StreamLoader:
-    """The loader that fits the data; each has a `stream` of batches, which knows where to go on."""
-    return (
-        StreamLoader(dataset, settings)
-        if isinstance(dataset, PipeDataset)
-        else ImageLoader(dataset, settings)
-    )
+    """Return the loader that fits the data; its `stream` of batches says where to continue."""
+    if isinstance(dataset, PipeDataset):
+        return StreamLoader(dataset, settings)
+    return ImageLoader(dataset, settings)
 
 
 class _Loaded(NamedTuple):
-    """What a worker sends back; an error as a value, since as an exception it would bring its traceback."""
+    """Result of a worker; an error as a value, since an exception would bring its traceback."""
 
     batch: StreamBatch | None
     broken: list[tuple[str, str]]
@@ -117,20 +120,22 @@ class _Reader(IterableDataset[_Loaded]):
             yield _Loaded(None, list(broken), str(error))
 
     def _batches(self, start: Place, broken: list[tuple[str, str]]) -> Iterator[StreamBatch]:
-        samples: list[Sample] = []
-        readable = start.epoch
+        images: list[RenderedImage] = []
+        readable_epoch = start.epoch
         for streamed in endless_images(self.dataset, start, seed=self.settings.seed, readers=self.readers):
-            if streamed.epoch > readable + 1:
-                raise _nothing_readable(self.dataset, broken)
-            sample = self._sample(streamed, broken)
-            if sample is not None:
-                readable = streamed.epoch
-                samples.append(sample)
-            if len(samples) == self.settings.batch_size:
-                yield StreamBatch(*stack(samples, 0)[:-1], [list(streamed.place)])
-                samples = []
+            if streamed.epoch > readable_epoch + 1:
+                name, reason = broken[0]
+                example = f"{self.dataset!r}, such as {name} ({reason})"
+                raise DataError(f"none of {len(set(broken)):,} images of a reader can be read in {example}.")
+            image = self._render(streamed, broken)
+            if image is not None:
+                readable_epoch = streamed.epoch
+                images.append(image)
+            if len(images) == self.settings.batch_size:
+                yield StreamBatch(*stack(images, 0)[:-1], [list(streamed.place)])
+                images = []
 
-    def _sample(self, streamed: StreamedImage, broken: list[tuple[str, str]]) -> Sample | None:
+    def _render(self, streamed: StreamedImage, broken: list[tuple[str, str]]) -> RenderedImage | None:
         def cut(size: tuple[int, int]) -> Crop:
             key = {"seed": self.settings.seed, "epoch": streamed.epoch, "index": streamed.number}
             return random_crop(size, self.settings.crop, **key)
@@ -140,11 +145,3 @@ class _Reader(IterableDataset[_Loaded]):
         except BrokenImage as error:
             broken.append((error.name, error.reason))
             return None
-
-
-def _nothing_readable(dataset: PipeDataset, broken: list[tuple[str, str]]) -> DataError:
-    name, reason = broken[0]
-    count = len(set(broken))
-    return DataError(
-        f"none of {count:,} images of a reader can be read in {dataset!r}, such as {name} ({reason})."
-    )

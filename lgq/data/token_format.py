@@ -1,6 +1,4 @@
-"""The format of token shards, and the records in it.
-
-n = images of a shard, h w = tokens along the height and the width.
+"""Format of token shards, and its records.   n = images of a shard, h w = tokens along height and width.
 
 A directory of tokens holds, in format 1:
 
@@ -11,15 +9,15 @@ A directory of tokens holds, in format 1:
 The header is UTF-8 JSON, as `json.dumps(..., indent=2, ensure_ascii=False)` writes it:
 
     format      1
-    encoding    what was encoded, and how: the fields of `Encoding`
+    encoding    data, tokenizer and settings: the fields of `Encoding`
     images      number of images in all shards
     shards      file, images and sha256 of each
     broken      name and reason of each image that could not be read
     checksum    sha256 of the header without this field
 
 A shard holds these tensors, and under the key `lgq` of its metadata a note in JSON (format, encoding,
-shard, images, broken, and a checksum of all this and the tensors), by which it can be told apart
-while there is no header yet:
+shard, images, broken, and a checksum of all this and the tensors), which identifies it while there is no
+header yet:
 
     tokens      (n, h, w), or (n, h, w, stages) where there are several; in the first of uint8, uint16,
                 uint32 and int64 that holds the codebook
@@ -28,7 +26,7 @@ while there is no header yet:
     names       all names one after the other, in UTF-8 (`surrogatepass`: any string of Python), as uint8
     name_ends   (n,) int64: where each name ends in `names`
 
-Every file is written beside its place and then renamed, so it is whole or absent.
+Every file is written under another name and then renamed, so it is whole or absent.
 """
 
 import hashlib
@@ -47,8 +45,8 @@ from lgq.files import Fingerprint, json_bytes
 FORMAT = 1
 HEADER = "tokens.json"
 NOTE = "lgq"
-"""Key of a shard's note in its metadata."""
-AGAIN = "encode again with the same arguments, which makes anew what is missing or damaged"
+"""Key of the note in the metadata of a shard."""
+AGAIN = "encode again with the same arguments, which replaces what is missing or damaged"
 
 _DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)
 
@@ -56,19 +54,19 @@ Array = Shaped[np.ndarray, "..."]
 
 
 class TokenError(DataError):
-    """Tokens that cannot be read or written; the message names the file, the rule and the way out."""
+    """Tokens that cannot be read or written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """What was encoded, and how: an unfinished directory is continued only where all of it is equal."""
+    """Data, tokenizer and settings of tokens, which must all be equal for an encoding to be continued."""
 
     fingerprint: str
-    """Of the tokenizer."""
+    """Fingerprint of the tokenizer."""
     codebook_size: int
     """Number of codes: tokens are below it."""
     stages: int
-    """Tokens at each place; above 1, tokens have a trailing axis of stages."""
+    """Tokens per place; above 1, tokens have a trailing axis of stages."""
     grid: tuple[int, int]
     """Tokens along the height and the width of an image."""
     image_size: int
@@ -76,13 +74,13 @@ class Encoding:
     flips: bool
     """Whether each image has a second encoding, of its mirror image."""
     classes: tuple[str, ...]
-    """Label i is `classes[i]`."""
+    """Names of the classes: label i is `classes[i]`."""
     source: str
-    """The data set, as it shows itself."""
+    """The data set, as its `repr`."""
     source_images: int
-    """Images in the data set, with those that could not be read."""
+    """Images in the data set, including those that could not be read."""
     shard_size: int
-    """Images of the data set that a shard covers; the last one may cover fewer."""
+    """Images of the data set per shard; the last one may cover fewer."""
 
     @property
     def shards(self) -> int:
@@ -90,18 +88,18 @@ class Encoding:
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """Of one image."""
+        """Shape of the tokens of one image."""
         return self.grid if self.stages == 1 else (*self.grid, self.stages)
 
     @property
     def dtype(self) -> Any:
-        """The narrowest type on disk that holds the codebook."""
+        """Narrowest type that holds the codebook."""
         return next(kind for kind in _DTYPES if self.codebook_size - 1 <= np.iinfo(kind).max)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What the header says of a shard."""
+    """Record of a shard in the header."""
 
     file: str
     images: int
@@ -110,7 +108,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The content of tokens.json."""
+    """Content of tokens.json."""
 
     format: int
     encoding: Encoding
@@ -124,7 +122,7 @@ def shard_name(number: int) -> str:
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """What a shard says of itself; none where it is absent, damaged or under another's name."""
+    """Read the note of a shard; None where the shard is absent, damaged or has the name of another."""
     try:
         with safe_open(path, "np") as file:
             note: dict[str, Any] = json.loads(file.metadata()[NOTE])

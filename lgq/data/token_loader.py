@@ -1,9 +1,9 @@
 """Batches of tokens whose order and content belong to (seed, epoch, position) alone.
 
-b = images, n = tokens of an image, row by row and, where there are several, stage by stage.
+b = images, n = tokens per image, row by row and, where there are several, stage by stage.
 
-They are to token shards what `lgq.data.loader` is to images, without processes of its own: shards
-are mapped into memory, and a batch costs little more than the copy of it.
+The same for token shards as `lgq.data.loader` is for images, without processes of its own: shards are mapped
+into memory, and a batch costs little more than its copy.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from lgq.data.images import UNLABELLED
-from lgq.data.loader import BatchPlan, Share, endless_plans, pass_plans
+from lgq.data.loader import BatchPlan, BatchSettings, endless_plans, pass_plans
 from lgq.data.tokens import TokenDataset
 from lgq.random import Stream, random_bits
 
@@ -25,20 +25,20 @@ class TokenBatch(NamedTuple):
 
     tokens: Int64[Tensor, "b n"]
     labels: Int64[Tensor, " b"]
-    """-1 where an image has none; 0 throughout a data set without classes, which is one class."""
+    """Class numbers, -1 where an image has none; 0 throughout a data set without classes."""
     indices: Int64[Tensor, " b"]
-    """Of the images in their data set."""
+    """Numbers of the images in their data set."""
     names: list[str]
     position: int
-    """Images taken over all ranks up to and with this batch: where `stream` goes on after it."""
+    """Number of images taken over all ranks, including this batch: where `stream` continues after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLoaderSettings(Share):
-    """How tokens become batches."""
+class TokenLoaderSettings(BatchSettings):
+    """Settings of how tokens become batches."""
 
     flips: bool = True
-    """Whether `stream` takes every other image mirrored, at random, where the data has these."""
+    """Whether `stream` mirrors images at random with probability 0.5, where the data has mirrored ones."""
 
 
 class TokenLoader:
@@ -50,14 +50,14 @@ class TokenLoader:
         self._unlabelled = UNLABELLED if dataset.classes else 0
 
     def stream(self, start: int = 0) -> Iterator[TokenBatch]:
-        """Endless, shuffled batches from position `start`, which is 0 or some batch's `position`."""
+        """Yield endless, shuffled batches from position `start`, which is 0 or the `position` of a batch."""
         plans = endless_plans(len(self.dataset), self.settings, start)
         return (self._read(plan, flips=self._flips) for plan in plans)
 
     def one_pass(self, limit: int | None = None) -> Iterator[TokenBatch]:
-        """Each image once, in order, as it is; at most `limit` of them, evenly spread.
+        """Yield each image once, in order, as it is; at most `limit` of them, evenly spread.
 
-        Ranks get numbers of batches that differ by one at most: reduce over ranks after the pass.
+        The ranks' numbers of batches differ by up to one: reduce over ranks after the pass.
         """
         plans = pass_plans(len(self.dataset), self.settings, limit)
         return (self._read(plan, flips=False) for plan in plans)

@@ -2,15 +2,10 @@
 
 h w = tokens along the height and the width.
 
-`TokenDataset` reads the header when it opens a directory. It reads a whole shard once, for the
-sha256, when the first image of it is asked for; from then on the shard is mapped into memory, and
-an image costs the pages that it lies on.
-
-Do tokens mean the same here as there: the same codes, at the same places, of the same classes?
-
-    TokenMeaning.of(TokenDataset("tokens/train")).require_of(TokenDataset("tokens/val"))
-
-A generator has a meaning as well: that of the tokens it learned from.
+`TokenDataset` reads the header when it opens a directory. It reads a whole shard once, for the sha256, when
+the first of its images is asked for; from then on the shard is mapped into memory, and an image costs the
+pages that it lies on. `TokenMeaning` tells whether two sets, or a set and a generator, agree on what a token
+stands for: the same codes, at the same places, of the same classes.
 """
 
 import json
@@ -40,11 +35,11 @@ class TokenizedImage(NamedTuple):
     tokens: Int64[Tensor, "h w *stages"]
     label: int | None
     name: str
-    """Of the image within the data set that was encoded."""
+    """Name of the image within the data set that was encoded."""
 
 
 class TokenDataset:
-    """The tokens in a directory, as random access to (tokens, label, name); picklable for workers."""
+    """Random access to the tokens, labels and names in a directory; picklable for workers."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -68,28 +63,23 @@ class TokenDataset:
         return TokenizedImage(shard.tokens("tokens", row), shard.label(row), shard.name(row))
 
     def flipped(self, index: int) -> Int64[Tensor, "h w *stages"]:
-        """The tokens of an image mirrored left and right."""
+        """Return the tokens of an image mirrored left and right."""
         if not self.encoding.flips:
             raise TokenError(f"{self.path} has no mirrored images: encode with flips into another directory.")
         shard, row = self._place(index)
         return shard.tokens("flipped", row)
 
     def require_fingerprint(self, fingerprint: str) -> None:
-        """Refuse to go on with any other tokenizer than the one that made the tokens."""
+        """Check that a tokenizer is the one that made the tokens."""
         if fingerprint != self.encoding.fingerprint:
-            made, given = self.encoding.fingerprint[:12], fingerprint[:12]
+            expected, given = self.encoding.fingerprint[:12], fingerprint[:12]
             raise TokenError(
-                f"{self.path} holds tokens of tokenizer {made}, not of {given}: "
+                f"{self.path} holds tokens of tokenizer {expected}, not of {given}: "
                 "use the one that encoded it, or encode again with yours."
             )
 
-    def verify(self) -> None:
-        """Read every shard and compare its sha256 now; before a fork, it spares the workers doing so."""
-        for number in range(len(self.header.shards)):
-            self._verify(number)
-
     def __getstate__(self) -> dict[str, object]:
-        # Maps cannot be pickled; what was verified stays so.
+        # Maps cannot be pickled; verified shards stay verified.
         return self.__dict__ | {"_mapped": {}}
 
     def _place(self, index: int) -> tuple["_MappedShard", int]:
@@ -115,7 +105,7 @@ class TokenDataset:
 
 
 class _MappedShard:
-    """Views of a shard's tensors; only what is asked for is read."""
+    """Views of the tensors of a shard; only what is asked for is read."""
 
     def __init__(self, path: Path, encoding: Encoding, images: int):
         self._path, self._encoding = path, encoding
@@ -139,17 +129,17 @@ class _MappedShard:
             raise LGQError("names are no row of bytes")
 
     def tokens(self, kind: str, row: int) -> Tensor:
-        # int64 in hand: torch computes little with unsigned integers, and takes uint8 for a mask.
+        # int64: torch computes little with unsigned integers, and takes uint8 for a mask.
         tokens = torch.from_numpy(self._views[kind][row].astype(np.int64))
         if tokens.min() < 0 or tokens.max() >= self._encoding.codebook_size:
-            raise self._not_as_described(f"image {row} has tokens outside of the codebook")
+            raise self._not_as_described(f"image {row} has tokens outside the codebook")
         return tokens
 
     def label(self, row: int) -> int | None:
         label = int(self._views["labels"][row])
         classes = self._encoding.classes
         if label < UNLABELLED or (classes and label >= len(classes)):
-            raise self._not_as_described(f"image {row} has label {label}, and no class is that")
+            raise self._not_as_described(f"image {row} has label {label}, which no class has")
         return None if label == UNLABELLED else label
 
     def name(self, row: int) -> str:
@@ -195,7 +185,7 @@ def _read_header(folder: Path) -> tuple[Header, str]:
 
 
 def _require_consistent(header: Header) -> None:
-    """Refuse what no writer writes, such as a shard elsewhere on the disk."""
+    """Check what no writer writes, such as a shard elsewhere on the disk."""
     encoding, shards = header.encoding, header.shards
     sizes = (*encoding.grid, encoding.codebook_size, encoding.stages, encoding.image_size)
     if min(*sizes, encoding.shard_size, encoding.source_images, header.images) < 1 or max(sizes) > _LARGEST:
@@ -209,8 +199,8 @@ def _require_consistent(header: Header) -> None:
 
 def _why_no_header(folder: Path, error: OSError) -> str:
     if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        return f"{folder} {found}: name a directory of tokens, as `lgq encode` makes them."
+        problem = "is a file" if folder.exists() else "does not exist"
+        return f"{folder} {problem}: name a directory of tokens, as `lgq encode` makes them."
     if (folder / HEADER).exists():
         return f"cannot read {folder / HEADER} ({error.strerror or error}): check its permissions."
     shards = len(list(folder.glob("tokens-*.safetensors")))
@@ -221,12 +211,12 @@ def _why_no_header(folder: Path, error: OSError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeaning:
-    """What tokens stand for, and with whom."""
+    """What the tokens of a data set or of a generator stand for."""
 
     owner: str
-    """As messages call it."""
+    """The data set or generator, as errors name it."""
     fingerprint: str
-    """Of the tokenizer."""
+    """Fingerprint of the tokenizer."""
     codebook_size: int
     stages: int
     grid: tuple[int, int]
@@ -234,7 +224,7 @@ class TokenMeaning:
     image_size: int
     """Side in pixels of the square images that have this grid."""
     classes: tuple[str, ...]
-    """Label i is `classes[i]`; none of images without labels."""
+    """Label i is `classes[i]`; empty for images without labels."""
 
     @classmethod
     def of(cls, tokens: TokenDataset) -> "TokenMeaning":
@@ -250,9 +240,9 @@ class TokenMeaning:
         )
 
     def require_of(self, tokens: TokenDataset) -> None:
-        """Refuse tokens that mean anything else; the last classes may be missing.
+        """Check that tokens mean the same; the last classes may be missing.
 
-        Shards name classes up to the largest label alone.
+        Shards name classes up to their largest label only.
         """
         tokens.require_fingerprint(self.fingerprint)
         difference = self._difference(TokenMeaning.of(tokens))
@@ -260,33 +250,27 @@ class TokenMeaning:
             raise TokenError(f"{tokens.path} does not suit {self.owner}: {difference}.")
 
     def _difference(self, other: "TokenMeaning") -> str | None:
-        """The first, and the way out."""
+        """Describe the first difference and the way out."""
         for name in ("codebook_size", "stages"):
-            if getattr(other, name) != getattr(self, name):
-                found, wanted = getattr(other, name), getattr(self, name)
-                return f"its {name} is {found}, not {wanted}; use the same tokenizer"
+            given, expected = getattr(other, name), getattr(self, name)
+            if given != expected:
+                return f"its {name} is {given}, not {expected}; use the same tokenizer"
         if other.grid != self.grid:
-            found, wanted, pixels = (f"{h} x {w}" for h, w in (other.grid, self.grid, [self.image_size] * 2))
-            return f"its grid is {found}, not {wanted}; encode images of {pixels} pixels"
-        different = self._other_classes(other)
-        return different and f"{different}; encode images of the same classes, in the same order"
-
-    def _other_classes(self, other: "TokenMeaning") -> str | None:
+            given, expected, size = (f"{h} x {w}" for h, w in (other.grid, self.grid, [self.image_size] * 2))
+            return f"its grid is {given}, not {expected}; encode images of {size} pixels"
+        way_out = "encode images of the same classes, in the same order"
+        for number, (given, expected) in enumerate(zip(other.classes, self.classes, strict=False)):
+            if given != expected:
+                return f"its class {number} is {given!r}, not {expected!r}; {way_out}"
         # Labels of images without classes are no first class, whatever that is called.
-        if bool(other.classes) != bool(self.classes):
-            return self._numbers(other)
-        for number, (found, wanted) in enumerate(zip(other.classes, self.classes, strict=False)):
-            if found != wanted:
-                return f"its class {number} is {found!r}, not {wanted!r}"
-        return self._numbers(other) if len(other.classes) > len(self.classes) else None
-
-    def _numbers(self, other: "TokenMeaning") -> str:
-        found, wanted = (_count_of(meaning.classes) for meaning in (other, self))
-        return f"it has {found}, and {self.owner} has {wanted}"
+        if len(other.classes) > len(self.classes) or bool(other.classes) != bool(self.classes):
+            given, expected = (_count_of(meaning.classes) for meaning in (other, self))
+            return f"it has {given}, and {self.owner} has {expected}; {way_out}"
+        return None
 
 
 def require_same_meaning(*sets: TokenDataset) -> None:
-    """Refuse sets that do not compare; the last classes may be missing in any."""
+    """Check that all sets mean the same; the last classes may be missing in any of them."""
     meaning = TokenMeaning.of(max(sets, key=lambda tokens: len(tokens.classes)))
     for tokens in sets:
         meaning.require_of(tokens)

@@ -20,30 +20,30 @@ _DRAFT_MARGIN = 2.0  # decoding at twice the size or more leaves the filter enou
 
 
 class Crop(NamedTuple):
-    """A rectangle in pixels of the upright image, and what is done to it."""
+    """A rectangle in pixels of the upright image, and its augmentation."""
 
     left: int
     top: int
     width: int
     height: int
     flip: bool = False
-    """Mirrored left and right."""
+    """Mirror left and right."""
     exchange: bool = False
-    """With red in the place of blue, and blue in that of red."""
+    """Exchange red and blue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop:
-    """How training images are cut: a random rectangle, stretched to a square, perhaps mirrored."""
+    """Settings of the crop of training images: a random rectangle, stretched to a square."""
 
     smallest_area: float = 0.08
-    """Least share of the image that a crop covers; the largest is all of it."""
+    """Smallest share of the image that a crop covers; the largest is all of it."""
     widest_aspect: float = 4 / 3
-    """Greatest width over height of a crop; the least is its inverse."""
+    """Largest width over height of a crop; the smallest is its inverse."""
     flip: float = 0.5
     """Probability of mirroring left and right."""
     exchange: float = 0.0
-    """Probability of exchanging red and blue: of use where few images have few colours."""
+    """Probability of exchanging red and blue, which helps where few images have few colours."""
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest_area <= 1:
@@ -56,7 +56,7 @@ class RandomCrop:
 
 
 def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:
-    """Where to cut image `index` of (width, height) `size` in this epoch."""
+    """Return the crop of image `index`, of (width, height) `size`, in an epoch."""
     draws = random_fractions(Stream.CROP, seed, epoch, index)
     flip = next(draws) < settings.flip
     exchange = next(random_fractions(Stream.COLOUR, seed, epoch, index)) < settings.exchange
@@ -71,14 +71,14 @@ def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch
 
 
 def centre_crop(size: tuple[int, int]) -> Crop:
-    """The largest square in the middle of an image of (width, height) `size`."""
+    """Return the largest centre square of an image of (width, height) `size`."""
     return _centred(size, min(size), min(size))
 
 
 def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]:
     """Decode a crop and resize it to a square, with values in [-1, 1]."""
     image = stored.rgb(shrink=min(crop.width, crop.height) / (_DRAFT_MARGIN * side))
-    # Products before quotients: they are exact, so no edge ends up outside of the image.
+    # Products before quotients: they are exact, so no edge ends up outside the image.
     x0, x1 = (x * image.width / stored.size[0] for x in (crop.left, crop.left + crop.width))
     y0, y1 = (y * image.height / stored.size[1] for y in (crop.top, crop.top + crop.height))
     square = image.resize((side, side), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1))
@@ -87,13 +87,13 @@ def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]
 
 
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
-    """The pixels of an RGB image, from [0, 255] to [-1, 1]."""
+    """Return the pixels of an RGB image, from [0, 255] to [-1, 1]."""
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
 def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
-    """The file of an image in [-1, 1]; what lies outside is clamped."""
+    """Return an image in [-1, 1] as a PNG file; values outside are clamped."""
     pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     buffer = BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy()).save(buffer, "PNG")

@@ -58,7 +58,7 @@ def encode(
     The same call continues an interrupted one: whole shards are kept, and the result is the same, byte for
     byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
-    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    dataset = open_dataset(data)
     tokenizer = tokenizer_here(tokenizer, weights)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
@@ -133,7 +133,7 @@ def estimate_encoding(
 
     The first batch is not timed: workers start with it, and devices choose their kernels.
     """
-    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    dataset = open_dataset(data)
     tokenizer = tokenizer_here(tokenizer, weights)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)

@@ -78,7 +78,7 @@ def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
 def test_refusals_of_shard_are_one_line(folder, tmp_path, capsys):
     again = ["shard", f"{folder}/photos", "--out", f"{folder}/shards"]
     assert "their shard_size is 4, not 10000" in refusal(capsys, *again, "--seed", 0)
-    assert "something else than shards" in refusal(capsys, "shard", "sample", "--out", folder / "photos")
+    assert "other files than shards" in refusal(capsys, "shard", "sample", "--out", folder / "photos")
     assert not (folder / "photos/.lock").exists()
     assert "does not exist" in refusal(capsys, "shard", "no/such", "--out", tmp_path / "out")
     assert "is a stream" in refusal(capsys, "shard", "pipe:cat a.tar", "--out", tmp_path / "out")
@@ -118,7 +118,7 @@ def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys
     assert "--val-data" in refusal(capsys, *train, *stream)
     assert "--val-data" in refusal(capsys, *train, *stream, "--val-data", stream[1])
     assert "--val-data" in refusal(capsys, *train, "--data", "sample", "--val-data", stream[1])
-    assert "by --steps" in refusal(capsys, *train, *stream_of(folder), "--epochs", 2)
+    assert "with --steps" in refusal(capsys, *train, *stream_of(folder), "--epochs", 2)
     assert "4 readers" in refusal(capsys, *train, *stream_of(folder), "--workers", 4)
     assert "without --dry-run" in refusal(capsys, *train, *stream_of(folder), "--dry-run")
     for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):

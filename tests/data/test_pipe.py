@@ -76,7 +76,7 @@ def test_a_damaged_header_is_no_end(tmp_path, place):
 
 def test_what_follows_the_end_is_not_passed_over(tmp_path):
     path = write_shard(tmp_path / "a.tar", 0, 2)
-    assert "more follows behind its end" in failure(f"cat {path} {path}")
+    assert "more follows after its end" in failure(f"cat {path} {path}")
 
 
 def test_compressed_shards_and_other_files_are_refused(tmp_path):

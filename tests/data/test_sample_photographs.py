@@ -75,7 +75,7 @@ def test_classes_are_what_is_on_the_photographs():
 
 
 def test_an_unknown_split_names_those_that_exist():
-    with pytest.raises(DataError, match="sample:train, sample:held-out and sample:whole"):
+    with pytest.raises(DataError, match="sample:train, sample:held-out or sample:whole"):
         SampleDataset("validation")
 
 

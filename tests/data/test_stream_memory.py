@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lgq.data import FolderDataset, LoaderSettings, open_dataset
-from lgq.data.shard_writer import plan_shards, write_shards
+from lgq.data import LoaderSettings, open_dataset
+from lgq.data.shard_writer import shard
 from lgq.data.stream_loader import training_loader
 
 IMAGES, BATCH = 24, 8
@@ -25,7 +25,7 @@ def shards(tmp_path_factory):
     for i in range(IMAGES):
         pixels = np.random.default_rng(i).integers(0, 256, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"photos/{i}.png")
-    write_shards(plan_shards(FolderDataset(folder / "photos"), folder / "shards", shard_size=6))
+    shard(folder / "photos", folder / "shards", shard_size=6)
     return folder / "shards"
 
 

@@ -117,7 +117,7 @@ def test_validation_and_epochs_need_more_than_a_stream(data, tmp_path):
         with pytest.raises(DataError, match=r"validation \(--val-data\) takes the same images"):
             train_tokenizer(TINY, data, tmp_path / "run", val_data=validation)
     by_epochs = replace(TINY, loop=LoopSettings(epochs=2))
-    with pytest.raises(DataError, match=r"of unknown length .* by --steps"):
+    with pytest.raises(DataError, match=r"of unknown length .* with --steps"):
         train(data, tmp_path / "run", by_epochs)
     assert not (tmp_path / "run").exists()
 

@@ -18,6 +18,7 @@ from lgq.data import DataError
 from lgq.data.token_format import HEADER, Encoding, TokenError, shard_name
 from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
+from lgq.errors import LGQError
 from lgq.files import sealed_json
 
 
@@ -172,7 +173,7 @@ def test_opening_reads_the_header_alone_and_each_shard_is_hashed_once(folder, mo
     copy = pickle.loads(pickle.dumps(dataset))
     assert torch.equal(copy[4].tokens, dataset[4].tokens)
     assert len(hashed) == 2
-    dataset.verify()
+    list(dataset)
     assert hashed[2:] == [shard_name(2)]
 
 
@@ -190,9 +191,9 @@ def test_no_bit_of_any_file_may_differ(folder):
         for place in range(0, len(data), 3 if path.name == HEADER else 29):
             path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
             with pytest.raises(TokenError, match=path.name):
-                TokenDataset(folder).verify()
+                list(TokenDataset(folder))
         path.write_bytes(data)
-    TokenDataset(folder).verify()
+    list(TokenDataset(folder))
 
 
 def test_files_that_are_cut_short_longer_or_missing_are_refused(folder):
@@ -201,7 +202,7 @@ def test_files_that_are_cut_short_longer_or_missing_are_refused(folder):
         for other in (b"", data[: len(data) // 2], data[:-1], data + b" ", None):
             path.unlink() if other is None else path.write_bytes(other)
             with pytest.raises(TokenError, match=path.name):
-                TokenDataset(folder).verify()
+                list(TokenDataset(folder))
         path.write_bytes(data)
 
 
@@ -335,7 +336,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, folder, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
-        with pytest.raises(TokenError, match=r"tokens-00001.* \(No space left on device\): make room"):
+        with pytest.raises(LGQError, match=r"tokens-00001.*: No space left on device; free space"):
             writer.write(1, batches_of(ENCODING, 1), {})
     assert list(contents(full)) == [shard_name(0)]
     write(full)
@@ -344,8 +345,8 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path, folder, monkeyp
 
 def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(TokenError, match=r"cannot write .*file"):
+    with pytest.raises(LGQError, match=r"cannot write to .*file"):
         TokenWriter(tmp_path / "file", ENCODING)
     monkeypatch.setattr(os, "access", lambda *_: False)  # what a test run by root cannot arrange
-    with pytest.raises(TokenError, match="no permission"):
+    with pytest.raises(LGQError, match=r"cannot write to .*forbidden"):
         TokenWriter(tmp_path / "forbidden", ENCODING)

@@ -355,7 +355,7 @@ def test_names_that_lead_outside_are_refused(tmp_path, tokenizer, name):
         ({"image_size": 18}, "image_size must be a multiple of f = 4, got 18"),
         ({"image_size": 0}, "image_size must be a multiple of f = 4, got 0"),
         ({"shard_size": 0}, "shard_size must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
     ids=str,
 )
