@@ -1,7 +1,7 @@
 """Tables of the report: our runs over seeds beside the paper's figures, seed-by-seed differences, all runs.
 
 for table in all_tables(read_result_set("results")):
-    table.title, [(row.name, [cell.mean for cell in row.ours]) for row in table.rows]
+    table.spec.title, [(row.name, [cell.mean for cell in row.ours]) for row in table.rows]
 """
 
 import json
@@ -84,7 +84,7 @@ class PaperRow:
     name: str
     settings: Settings
     """Settings of our runs that are this row."""
-    values: tuple[PrintedValue, ...]
+    values: Sequence[PrintedValue]
     """Printed figures, one per column."""
     spread: Mapping[str, float] = field(default_factory=dict)
     """Standard deviations that the paper gives, by metric."""
@@ -110,22 +110,13 @@ class TableSpec:
 @cache
 def table_specs() -> dict[str, TableSpec]:
     """Tables of the paper by label, in the order of the page."""
-    tables = (
-        TableSpec(
-            **entry
-            | {
-                "columns": tuple(COLUMNS[metric] for metric in entry["columns"]),
-                "rows": tuple(_paper_row(**row) for row in entry["rows"]),
-                "only": flat_settings(entry.get("only", {})),
-            }
-        )
-        for entry in read_paper()["tables"]
-    )
-    return {table.label: table for table in tables}
-
-
-def _paper_row(*, name: str, settings: Settings, values: Sequence[PrintedValue], **spread: Any) -> PaperRow:
-    return PaperRow(name, flat_settings(settings), tuple(values), **spread)
+    specs = {}
+    for entry in read_paper()["tables"]:
+        columns = tuple(COLUMNS[metric] for metric in entry["columns"])
+        rows = tuple(PaperRow(**row | {"settings": flat_settings(row["settings"])}) for row in entry["rows"])
+        only = flat_settings(entry.get("only"))
+        specs[entry["label"]] = TableSpec(**entry | {"columns": columns, "rows": rows, "only": only})
+    return specs
 
 
 def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -137,15 +128,6 @@ def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class Source(NamedTuple):
-    """One run behind a number."""
-
-    run: str
-    seed: int | None
-    value: str
-    command: str
-
-
 class Cell(NamedTuple):
     """A number of a table with the runs behind it."""
 
@@ -153,7 +135,8 @@ class Cell(NamedTuple):
     """The mean over seeds, or `NOT_GIVEN`."""
     spread: str = ""
     """± the sample standard deviation; empty for a single seed."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[tuple[RunRecord, str], ...] = ()
+    """Runs behind the number, each with its own value."""
     best: bool = False
     worse: bool = False
     """Whether a difference is for the worse, with an interval that excludes 0."""
@@ -172,8 +155,7 @@ class TableRow(NamedTuple):
     paper: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table as the page shows it."""
 
     spec: TableSpec
@@ -283,7 +265,7 @@ def _best(lines: list[_Line], column: Column, *, by_group: bool) -> set[str]:
 
 
 def _row(line: _Line, spec: TableSpec, best: list[set[str]]) -> TableRow:
-    values = line.paper.values if line.paper else ("",) * len(spec.columns)
+    values = line.paper.values if line.paper else [""] * len(spec.columns)
     by_column = list(zip(spec.columns, best, values, strict=True))
     printed = tuple(_printed(value, column, line.paper) for column, _, value in by_column)
     ours = tuple(_cell(line, column, line.name in names) for column, names, _ in by_column)
@@ -305,13 +287,9 @@ def _printed(value: PrintedValue, column: Column, row: PaperRow | None) -> str:
     return column.write_printed(value) + (f" ± {std:g}" if std is not None else "")
 
 
-def _sources(runs: Iterable[RunRecord], column: Column) -> tuple[Source, ...]:
+def _sources(runs: Iterable[RunRecord], column: Column) -> tuple[tuple[RunRecord, str], ...]:
     values = ((run, run.value(column.metric)) for run in runs)
-    return tuple(
-        Source(run.id, run.seed, column.write(value), run.command)
-        for run, value in values
-        if value is not None
-    )
+    return tuple((run, column.write(value)) for run, value in values if value is not None)
 
 
 _BySeed = dict[int, RunRecord]
@@ -388,21 +366,21 @@ class RunLine(NamedTuple):
     minutes: str
     parameters: str
     environment: str
-    """Letter of its environment."""
+    """Number of its environment."""
 
 
-@dataclass(frozen=True)
-class RunsTable:
+class RunsTable(NamedTuple):
     """All runs behind a report: what differs between their settings, what is shared, where they ran."""
 
     lines: tuple[RunLine, ...]
     shared: dict[str, dict[str, str]]
     """Settings that all runs of a kind share, by kind."""
     environments: dict[str, dict[str, str]]
-    """Environments by letter."""
+    """Environments by number."""
 
 
 def runs_table(results: ResultSet) -> RunsTable:
+    """All runs, tokenizers first."""
     runs = sorted(results.runs.values(), key=lambda run: (run.kind != "tokenizer", run.kind, run.id))
     settings = {run.id: _as_text(run.record.get("config")) for run in runs}
     shared = {
@@ -410,12 +388,12 @@ def runs_table(results: ResultSet) -> RunsTable:
         for kind in dict.fromkeys(run.kind for run in runs)
     }
     distinct = sorted({_environment(run) for run in runs})
-    letters = {environment: _letters(number) for number, environment in enumerate(distinct)}
+    numbers = {environment: str(number) for number, environment in enumerate(distinct, 1)}
     lines = tuple(
-        _run_line(results, run, settings[run.id], shared[run.kind], letters[_environment(run)])
+        _run_line(results, run, settings[run.id], shared[run.kind], numbers[_environment(run)])
         for run in runs
     )
-    return RunsTable(lines, shared, {letter: json.loads(text) for text, letter in letters.items()})
+    return RunsTable(lines, shared, {number: json.loads(text) for text, number in numbers.items()})
 
 
 def _run_line(
@@ -448,16 +426,12 @@ def _as_text(settings: Any) -> dict[str, str]:
 
 
 def _shared(settings: list[dict[str, str]]) -> dict[str, str]:
+    """Settings that are equal in all of them."""
     first = settings[0]
     return {name: value for name, value in first.items() if all(run.get(name) == value for run in settings)}
 
 
 def _environment(run: RunRecord) -> str:
+    """Environment of a run without its seed, as text that is equal for equal environments."""
     flat = _as_text(run.record.get("environment"))
     return json.dumps({name: value for name, value in sorted(flat.items()) if name != "seed"})
-
-
-def _letters(number: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
-    first, last = divmod(number, 26)
-    return (_letters(first - 1) if first else "") + chr(ord("A") + last)

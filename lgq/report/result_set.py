@@ -48,6 +48,7 @@ class Sample:
     runs: tuple[str, ...] = ()
     """Ids of the runs behind the values, in the same order."""
     timing: bool = False
+    """Whether the values are timings of a quantizer, which have no seeds."""
 
     @property
     def count(self) -> int:
