@@ -24,7 +24,7 @@ from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import Subset, random_subset
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
-from lgq.distributed import join_processes, rank
+from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.files import require_writable, write_file
 from lgq.hub import (
@@ -35,7 +35,8 @@ from lgq.hub import (
     run_directory_of,
     run_settings,
 )
-from lgq.maskgit import MaskGIT, load_generator
+from lgq.inference import generator_here, tokenizer_here
+from lgq.maskgit import MaskGIT
 from lgq.metrics import fid
 from lgq.metrics.codebook_study import draw_study, study_codebook
 from lgq.metrics.generation import GenerationEvaluation, evaluate_generation, require_sample_plan
@@ -47,7 +48,7 @@ from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
 from lgq.random import SAMPLING_BATCH
 from lgq.results import RESULTS, append_result, strict
-from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import ONE_CLASS
 from lgq.training.run_directory import describe_environment
 
@@ -142,48 +143,28 @@ def evaluate(
     on_progress: called with images done and in all, from 0 again for each part of the work.
     """
     given = _given_options(locals())
-    model = source if isinstance(source, Tokenizer | MaskGIT) else None
     directory = _output_directory(source, out)
     kind = _kind_of(source, weights)
     _require_options_of(kind, source, given)
     dataset = open_dataset(data) if isinstance(data, str | Path) else data
-    device = join_processes()
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
     if kind == "tokenizer":
         if dataset is None:
             raise LGQError("a tokenizer is evaluated on images: give data.")
         dataset = dataset if images is None else random_subset(dataset, images)
-        tokenizer = load_tokenizer(source, weights)  # type: ignore[arg-type]  # the kind is checked
-        tokenizer = tokenizer if model else tokenizer.to(device)
-        settings, size = tokenizer.settings, tokenizer.resolve_image_size(image_size)
-        fields, draw = _evaluate_tokenizer(tokenizer, dataset, size, geometry, loading)
-    else:
-        _require_generator_options(given, dataset, seeds, batch_size, images)
-        generator = load_generator(source, weights)  # type: ignore[arg-type]
-        generator = generator if model else generator.to(device)
-        settings = generator.settings
-        fields, draw = _evaluate_generator(
-            generator,
-            dataset,
-            reference,
-            tokens=_open_tokens(generator, tokens, train_tokens),
-            images=images,
-            seeds=seeds,
-            sampling=sampling,
-            loading=loading,
+        model: Any = tokenizer_here(source, weights)  # type: ignore[arg-type]  # its kind is known
+        fields, draw = _evaluate_tokenizer(
+            model, dataset, model.resolve_image_size(image_size), geometry, loading
         )
-    run = None if model else run_settings(source)  # type: ignore[arg-type]
-    seed = run["seed"] if run else None
-    origin = {
-        "kind": kind,
-        "command": None if model else ["lgq", "evaluate", str(source), *_words(given)],
-        "run": None if model else str(source),
-        "weights": None if model else str(published_weights(source, weights)),  # type: ignore[arg-type]
-        "config": run or settings,
-        "seed": seed,
-        "environment": describe_environment(seed),
-    }
-    record = EvaluationRecord(origin | fields, draw, directory)
+    else:
+        _require_generator_options(given, dataset, images, seeds, batch_size)
+        model = generator_here(source, weights)  # type: ignore[arg-type]
+        token_sets = _open_tokens(model, tokens, train_tokens)
+        fields, draw = _evaluate_generator(
+            model, dataset, reference, token_sets, images, seeds, sampling, loading
+        )
+    origin = {"kind": kind} | _origin(source, weights, given)
+    record = EvaluationRecord({"config": model.settings} | origin | fields, draw, directory)
     if directory is not None and rank() == 0:
         append_result(directory / RESULTS, record.fields)
         for name, picture in draw().items():
@@ -193,26 +174,34 @@ def evaluate(
 
 def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `evaluate` that differ from their defaults, `sampling` field by field."""
-    options = {name: value for name, value in arguments.items() if name not in ("source", "on_progress")}
-    options |= {"seeds": tuple(options["seeds"])}
-    given = {}
-    for name, value in options.items():
-        default = signature(evaluate).parameters[name].default
+    given: dict[str, Any] = {}
+    for name, parameter in signature(evaluate).parameters.items():
+        value, default = arguments[name], parameter.default
         if name == "sampling":
-            changed = {field for field in vars(value) if getattr(value, field) != getattr(default, field)}
-            given |= {f"sampling.{field}": getattr(value, field) for field in sorted(changed)}
-        elif value is not None and value != default:
+            changed = [field for field in vars(value) if getattr(value, field) != getattr(default, field)]
+            given |= {f"sampling.{field}": getattr(value, field) for field in changed}
+        elif name == "seeds" and tuple(value) != default:
+            given[name] = tuple(value)
+        elif name not in ("source", "seeds", "on_progress") and value != default:
             given[name] = value
     return given
 
 
-def _words(given: dict[str, Any]) -> list[str]:
-    """Return the options as words of the command line."""
-    words = []
+def _origin(
+    source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what the record says about where the model comes from; `command` gives the same record."""
+    if isinstance(source, Tokenizer | MaskGIT):
+        fields: dict[str, Any] = {"command": None, "run": None, "weights": None, "seed": None}
+        return fields | {"environment": describe_environment(None)}
+    command = ["lgq", "evaluate", str(source)]
     for name, value in given.items():
         values = value if isinstance(value, tuple) else () if value is True else (value,)
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return words
+        command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    settings = run_settings(source) or {}
+    fields = {"command": command, "run": str(source), "weights": str(published_weights(source, weights))}
+    fields |= {"config": settings} if settings else {}
+    return fields | {"seed": settings.get("seed"), "environment": describe_environment(settings.get("seed"))}
 
 
 def _kind_of(source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice) -> ModelKind:
@@ -304,9 +293,9 @@ def draw_extremes(
 def _require_generator_options(
     given: dict[str, Any],
     data: ImageDataset | None,
+    images: int | None,
     seeds: Sequence[int],
     batch_size: int,
-    images: int | None,
 ) -> None:
     if data is not None and "reference" in given:
         raise LGQError("generated images are compared with data or with reference: give one of them.")
@@ -355,7 +344,6 @@ def _evaluate_generator(
     generator: MaskGIT,
     data: ImageDataset | None,
     reference_file: str | Path | None,
-    *,
     tokens: list[TokenDataset],
     images: int | None,
     seeds: Sequence[int],

@@ -223,7 +223,7 @@ def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, cap
 def test_a_record_tells_all_that_the_numbers_rest_on(made, tmp_path):
     out = tmp_path / "out"
     command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1]
-    command += ["--sampling.guidance", 1.5, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
+    command += ["--sampling.steps", 2, "--sampling.guidance", 1.5, "--batch-size", 5, "--workers", 0]
     command += ["--weights", "last", "--out", out]
     lgq(*command)
     (record,) = read_results(out / "results.jsonl")

@@ -1,7 +1,6 @@
 """Generated images are judged as the plain formulas judge all of them, seed by seed, by any processes."""
 
 import json
-import socket
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from cheap_inception import FEATURES, CheapInception
 from PIL import Image
+from process_groups import on_processes
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
@@ -379,35 +377,26 @@ def everything(folder: Path) -> dict:
     }
 
 
-def in_process(number: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+def everything_cheap(folder: str) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         make_cheap(patch)
         patch.setenv("LGQ_CACHE", f"{folder}/cache-of-two")
-        try:
-            torch.save(everything(Path(folder)), Path(folder) / f"{number}.pt")
-        finally:
-            dist.destroy_process_group()
+        return everything(Path(folder))
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
+def test_two_processes_give_what_one_gives(tmp_path):
     put_pictures(tmp_path / "photos", broken=(3,))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(in_process, args=(port, str(tmp_path)), nprocs=2)
-    both = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
+    both = on_processes(2, tmp_path, everything_cheap, str(tmp_path))
     alone = everything(tmp_path)
-    assert [one["world_size"] for one in both] == [2, 2]
-    assert sum(one["seen"] for one in both) == alone["seen"] == IMAGES - 1 + 2 * SAMPLES + 2 * 3
+    assert [result["world_size"] for result in both] == [2, 2]
+    assert sum(result["seen"] for result in both) == alone["seen"] == IMAGES - 1 + 2 * SAMPLES + 2 * 3
     assert sorted(both[0]["drawn"] + both[1]["drawn"]) == sorted(alone["drawn"])
     assert both[0]["drawn"][:2] == alone["drawn"][:4:2]
-    for one in both:
-        for found, expected in zip(one["seeds"], alone["seeds"], strict=True):
-            assert found == pytest.approx(expected, rel=1e-6, abs=1e-8)
-        assert one["lonely"][0] == pytest.approx(alone["lonely"][0], rel=1e-6, abs=1e-8)
-        assert one["lonely"][1] == alone["lonely"][1]
-        assert one["record"] == alone["record"]
-        torch.testing.assert_close(one["pictures"], alone["pictures"], rtol=0, atol=0)
+    for result in both:
+        for by_seed, expected in zip(result["seeds"], alone["seeds"], strict=True):
+            assert by_seed == pytest.approx(expected, rel=1e-6, abs=1e-8)
+        assert result["lonely"][0] == pytest.approx(alone["lonely"][0], rel=1e-6, abs=1e-8)
+        assert result["lonely"][1] == alone["lonely"][1]
+        assert result["record"] == alone["record"]
+        torch.testing.assert_close(result["pictures"], alone["pictures"], rtol=0, atol=0)
     assert both[0]["seeds"] == both[1]["seeds"]

@@ -2,21 +2,19 @@
 
 import json
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from cheap_inception import FEATURES, CheapInception
 from PIL import Image
+from process_groups import on_processes
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
-from lgq.distributed import rank, world_size
+from lgq.distributed import world_size
 from lgq.evaluation import best_median_worst
 from lgq.metrics import quality
 from lgq.metrics.fid import FeatureStatistics
@@ -329,46 +327,26 @@ def everything(folder: Path) -> dict:
     }
 
 
-def in_process(number: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+def everything_cheap(folder: str) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quality, "FEATURES", FEATURES)
         patch.setenv("LGQ_CACHE", f"{folder}/cache-of-two")
-        try:
-            torch.save(everything(Path(folder)), Path(folder) / f"{rank()}.pt")
-        finally:
-            dist.destroy_process_group()
+        return everything(Path(folder))
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
-    folder = tmp_path_factory.mktemp("processes")
-    put_pictures(folder / "photos", broken=(3,))
-    put_pictures(folder / "half", 2, broken=(1,))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(in_process, args=(port, str(folder)), nprocs=2)
-    return folder, [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
-
-
-def test_two_processes_find_what_one_finds(processes):
-    folder, both = processes
-    alone = everything(folder)
-    assert [one["world_size"] for one in both] == [2, 2]
-    assert sum(one["seen"] for one in both) == alone["seen"] == 3 * (IMAGES - 1) + 2
-    for one in both:
-        for found, expected in zip(one["metrics"], alone["metrics"], strict=True):
-            assert found == pytest.approx(expected, rel=1e-5, abs=1e-7)
-        torch.testing.assert_close(one["counts"], alone["counts"], rtol=0, atol=0)
-        torch.testing.assert_close(one["scores"], alone["scores"])
-        assert one["fid"] == alone["fid"]
-        assert one["broken"] == alone["broken"]
-        assert one["lonely"][:2] == alone["lonely"][:2]
-        assert one["lonely"][2] == pytest.approx(alone["lonely"][2], rel=1e-5)
-
-
-def test_all_processes_hold_the_same_numbers(processes):
-    first, second = processes[1]
-    assert first["metrics"] == second["metrics"]
+def test_two_processes_give_what_one_gives(tmp_path):
+    put_pictures(tmp_path / "photos", broken=(3,))
+    put_pictures(tmp_path / "half", 2, broken=(1,))
+    both, alone = on_processes(2, tmp_path, everything_cheap, str(tmp_path)), everything(tmp_path)
+    assert [result["world_size"] for result in both] == [2, 2]
+    assert sum(result["seen"] for result in both) == alone["seen"] == 3 * (IMAGES - 1) + 2
+    assert both[0]["metrics"] == both[1]["metrics"]
+    for result in both:
+        for metrics, expected in zip(result["metrics"], alone["metrics"], strict=True):
+            assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(result["counts"], alone["counts"], rtol=0, atol=0)
+        torch.testing.assert_close(result["scores"], alone["scores"])
+        assert result["fid"] == alone["fid"]
+        assert result["broken"] == alone["broken"]
+        assert result["lonely"][:2] == alone["lonely"][:2]
+        assert result["lonely"][2] == pytest.approx(alone["lonely"][2], rel=1e-5)
