@@ -76,8 +76,7 @@ class LoopSettings:
     validate_every: int = 1_000
     """Steps between two validations; the last step is always validated."""
     checkpoint_every: int = 1_000
-    """Steps between two checkpoints, the most that a killed run repeats; a new best score is always
-    saved."""
+    """Steps between two checkpoints, the most that a killed run repeats; a new best is saved at once."""
     keep: int = 3
     """Number of checkpoints to keep, the newest ones."""
     patience: int | None = None
@@ -85,8 +84,7 @@ class LoopSettings:
     minutes: float | None = None
     """Stop after this many minutes of training, counted over restarts; None sets no limit."""
     wandb: str | None = None
-    """Weights & Biases project, PROJECT or OWNER/PROJECT, that also receives the records; None sends
-    none."""
+    """Weights & Biases project (PROJECT or OWNER/PROJECT) that gets the records too; None sends none."""
 
     def __post_init__(self) -> None:
         require_at_least(1, steps=self.steps, log_every=self.log_every, validate_every=self.validate_every)
@@ -126,8 +124,7 @@ class TrainingRun:
     precision: Precision = "float32"
     """Precision of convolutions and matrix products; weights, losses and quantizers stay in float32."""
     average_decay: float | None = None
-    """Decay per step of an exponential moving average of the weights, which is then validated and saved
-    in their place; None keeps no average."""
+    """Decay of a moving average of the weights, which is then validated and saved; None keeps no average."""
     compile: bool = False
     """Compile the network with torch.compile."""
     seed: int = 0
@@ -184,15 +181,13 @@ class TokenizerRun(TrainingRun):
     codebook_size: int = 16_384
     """Number of codes, per stage if there are several."""
     stages: int = 1
-    """Stages of a residual quantizer, each of which quantizes what the last one left over; 1 is a plain
-    quantizer."""
+    """Stages of a residual quantizer, each for what the last one left over; 1 is a plain quantizer."""
     quantizer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the quantizer's constructor; its `seed` defaults to the run's."""
     backbone: Backbone = field(default_factory=Backbone)
     """Encoder and decoder."""
     rfid_images: int | None = None
-    """Validation images, evenly spread, on which rFID is computed whatever `best_by` says; None computes
-    it on all of them if `best_by` is rfid, and on none otherwise."""
+    """Validation images on which rFID is computed; None: all of them if `best_by` is rfid, else none."""
     image_size: int = 256
     """Side of the square training images in pixels, a multiple of the backbone's factor."""
     workers: int = 4
@@ -204,9 +199,8 @@ class TokenizerRun(TrainingRun):
     channels_last: bool = False
     """Store images and features channels-last, which is often faster."""
     best_by: BestBy = "rfid"
-    """Validation metric whose lowest value selects the best weights. Without the weights of the network
-    behind it, the next one of rfid, lpips, l1 is used. On a CPU, rfid and lpips take longer than the
-    training itself."""
+    """Validation metric whose lowest value selects the best weights: rfid, or lpips if Inception's weights
+    are missing, or l1 if LPIPS's are too. On a CPU, rfid and lpips take longer than the training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
