@@ -1,12 +1,17 @@
 """Runs that take a second, on five small pictures."""
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from leftovers import last_state, timeless_records
 from PIL import Image
+from torch import Tensor
 
 from lgq.data import FolderDataset
 from lgq.models.autoencoder import Backbone
@@ -14,6 +19,7 @@ from lgq.training.loop import Outcome
 from lgq.training.losses import LossWeights
 from lgq.training.settings import LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import train as train_tokenizer
+from lgq.training.trainer import Trainer
 
 TINY = TokenizerRun(
     codebook_size=16,
@@ -57,6 +63,23 @@ def paint_photos(folder: Path) -> Path:
 
 def train(run: TokenizerRun, photos: Path, out: Path, **options: Any) -> Outcome:
     return train_tokenizer(run, FolderDataset(photos), out, **options)
+
+
+def before_step(step: int, action: Callable[[Trainer], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every trainer do something before it takes step `step`."""
+    train_step = Trainer.train_step
+
+    def patched(self: Trainer, now: int) -> dict[str, Tensor]:
+        if now == step:
+            action(self)
+        return train_step(self, now)
+
+    monkeypatch.setattr(Trainer, "train_step", patched)
+
+
+def terminate(_: Trainer) -> None:
+    """Ask this process to stop, as a scheduler does."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def left_by(out: Path) -> dict[str, Any]:

@@ -1,24 +1,20 @@
 """A run on a stream, stopped anywhere and continued, ends as one that was never stopped."""
 
-import os
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from identity import assert_identical
 from leftovers import NO_TENSORBOARD, last_state
 from process_groups import on_processes
 from shard_files import picture, piped_shards, write_tar
-from tiny_run import TINY, left_by
+from tiny_run import TINY, before_step, left_by, terminate
 
 from lgq.data import DataError, PipeDataset, SampleDataset
 from lgq.data.images import Subset
 from lgq.errors import LGQError
 from lgq.training.settings import LoopSettings
-from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.training.tokenizer_trainer import train as train_tokenizer
 
 # torch finds two workers too many on a machine with one core.
@@ -41,15 +37,8 @@ def train(data, out, run=TINY, **options):
 
 
 def train_stopped_before(step, data, out, run=TINY):
-    plain = TokenizerTrainer.train_step
-
-    def train_step(self: TokenizerTrainer, now: int) -> dict[str, Any]:
-        if now == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return plain(self, now)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenizerTrainer, "train_step", train_step)
+        before_step(step, terminate, patch)
         return train(data, out, run)
 
 

@@ -67,25 +67,6 @@ def test_average_equals_the_plain_formula(decay):
             np.testing.assert_allclose(p.detach().numpy(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_decay_warms_up_to_its_setting():
-    average = WeightAverage(model := nn.Linear(1, 1), 0.5)
-    decays = []
-    for _ in range(12):
-        decays.append(average.present_decay)
-        average.update(model)
-    assert decays == pytest.approx([*((1 + t) / (10 + t) for t in range(8)), *[0.5] * 4])
-
-
-def test_without_updates_the_average_is_the_model_it_began_from():
-    model = Small()
-    walk(model)
-    before = snapshot(model)
-    average = WeightAverage(model, 0.99)
-    walk(model)
-    with average.applied_to(model):
-        assert_same_bits(model, before)
-
-
 def test_weights_that_stand_still_are_their_own_average():
     model = Small()
     before = snapshot(model)
@@ -147,16 +128,6 @@ def test_own_weights_come_back_to_the_last_bit(fails):
     assert all(weight is tensors[name] for name, weight in all_weights(model).items())
 
 
-def test_work_on_the_applied_weights_does_not_reach_the_average():
-    model = Small()
-    average = WeightAverage(model, 0.9)
-    before = averaged(average, model)
-    with average.applied_to(model):
-        walk(model)
-    with average.applied_to(model):
-        assert_same_bits(model, before)
-
-
 def test_a_body_that_replaces_buffers_is_undone():
     model = Small()
     average, before = WeightAverage(model, 0.9), snapshot(model)
@@ -178,21 +149,6 @@ def test_evaluation_in_training_mode_leaves_no_trace_in_a_codebook():
         assert_same_bits(model, kept)
 
 
-def test_optimizer_goes_on_after_the_weights_came_back():
-    plain, visited = nn.Linear(2, 1), nn.Linear(2, 1)
-    visited.load_state_dict(plain.state_dict())
-    average = WeightAverage(visited, 0.9)
-    for model in (plain, visited):
-        optimizer = torch.optim.Adam(model.parameters(), 0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-            with average.applied_to(visited):
-                pass
-    assert_same_bits(visited, snapshot(plain))
-
-
 def test_state_round_trips_and_goes_on_alike():
     model = Small()
     average = WeightAverage(model, 0.6)
@@ -209,16 +165,6 @@ def test_state_round_trips_and_goes_on_alike():
     expected = averaged(average, model)
     with other.applied_to(model):
         assert_same_bits(model, expected)
-
-
-def test_state_is_tensors_by_name_and_passes_a_weights_only_file(tmp_path):
-    average = WeightAverage(Small(), 0.6)
-    torch.save(average.state_dict(), tmp_path / "average.pt")
-    state = torch.load(tmp_path / "average.pt", weights_only=True)
-    assert all(isinstance(value, Tensor) for value in state.values())
-    other = WeightAverage(Small(), 0.6)
-    other.load_state_dict(state)
-    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
 
 
 def test_a_loaded_average_does_not_share_memory_with_its_state():
@@ -242,17 +188,6 @@ def test_half_precision_weights_are_averaged_in_float32():
         assert model.weight.dtype == torch.bfloat16
         assert model.weight.item() == torch.tensor(2 - 0.999**100).bfloat16().item()
     assert average.state_dict()["weights.weight"].item() == pytest.approx(2 - 0.999**100, rel=1e-5)
-
-
-def test_models_of_mixed_precision_keep_it():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).double())
-    dtypes = [p.dtype for p in model.parameters()]
-    average = WeightAverage(model, 0.9)
-    walk(model)
-    average.update(model)
-    with average.applied_to(model):
-        assert [p.dtype for p in model.parameters()] == dtypes
-    assert [p.dtype for p in model.parameters()] == dtypes
 
 
 def test_average_follows_the_model_to_its_device():

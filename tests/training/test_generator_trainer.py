@@ -1,14 +1,9 @@
 """Training a generator: it learns what is hidden, and whatever stops it, it ends where it would have."""
 
 import json
-import multiprocessing
-import os
 import re
 import shutil
-import signal
-import socket
 import sys
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -16,26 +11,25 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from identity import assert_identical
 from leftovers import NO_TENSORBOARD, last_state
 from PIL import Image
+from process_groups import exit_codes
 from tiny_generator import CODES, TINY, draw_tokens, tokenizer, train
-from tiny_run import left_by
+from tiny_run import before_step, left_by, terminate
 from token_sets import write_tokens
 from torch import Tensor
 
 from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
-from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
+from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.hub import PretrainedError, model_kind
 from lgq.maskgit import MaskGIT, load_generator
-from lgq.metrics.likelihood import measure_likelihood
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.random import batch_seed
@@ -45,7 +39,6 @@ from lgq.training import trainer as base
 from lgq.training.footprint import generator_footprint
 from lgq.training.generator_trainer import GeneratorTrainer, open_tokens, train_generator
 from lgq.training.journal import read_records
-from lgq.training.loop import DivergedError, Outcome
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 from lgq.training.validation import image_grid
 
@@ -80,19 +73,6 @@ def begin(run: GeneratorRun, tokens: TokenDataset, out: Path) -> GeneratorTraine
     return GeneratorTrainer(run, tokens, tokens, tokenizer(), out)
 
 
-def before_step(
-    step: int, action: Callable[[GeneratorTrainer], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = GeneratorTrainer.train_step
-
-    def train_step(self: GeneratorTrainer, now: int) -> dict[str, Tensor]:
-        if now == step:
-            action(self)
-        return plain(self, now)
-
-    monkeypatch.setattr(GeneratorTrainer, "train_step", train_step)
-
-
 def seen_by(trainer: GeneratorTrainer, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Tokens, classes and places that the transformer is asked about."""
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -105,7 +85,7 @@ def seen_by(trainer: GeneratorTrainer, steps: int = 1) -> list[tuple[Tensor, Ten
 def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(tokens, trained, tmp_path):
     for step in (0, 2, 3):
         with pytest.MonkeyPatch.context() as patch:
-            before_step(step, lambda _: os.kill(os.getpid(), signal.SIGTERM), patch)
+            before_step(step, terminate, patch)
             assert train(TINY, tokens, tmp_path).reason == "interrupted"
     assert train(TINY, tokens, tmp_path, resume="must").reason == "finished"
     assert_identical(left_by(tmp_path), left_by(trained))
@@ -135,20 +115,6 @@ def test_a_run_goes_on_with_tokens_that_were_moved(tokens, trained, tmp_path):
     assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
 
 
-@pytest.mark.parametrize("ranks", [1, 5])
-def test_the_largest_seed_gives_every_rank_a_seed_that_torch_takes(ranks):
-    seeds = {replace(PLAIN, seed=2**63 - 1).rank_seed(rank, ranks) for rank in range(ranks)}
-    assert len(seeds) == ranks
-    for seed in seeds:
-        torch.Generator().manual_seed(seed)
-
-
-def test_two_runs_of_other_seeds_are_not_equal(tokens, trained, tmp_path):
-    train(replace(TINY, seed=1), tokens, tmp_path)
-    weights = [run / "last/model.safetensors" for run in (trained, tmp_path)]
-    assert weights[0].read_bytes() != weights[1].read_bytes()
-
-
 def test_the_loss_is_of_hidden_tokens_alone(tmp_path):
     tokens = draw_tokens(tmp_path / "tokens", flipped=None)
     trainer = begin(replace(PLAIN, batch_size=5), tokens, tmp_path)
@@ -166,20 +132,10 @@ def test_the_loss_is_of_hidden_tokens_alone(tmp_path):
     assert not torch.isclose(loss, losses.mean())
 
 
-def test_masks_follow_the_cosine_of_a_uniform_number(tokens, tmp_path):
-    calls = seen_by(begin(replace(PLAIN, batch_size=500), tokens, tmp_path))
-    counts = calls[0][2].sum(1)
-    # Of four tokens, round(4 cos(pi u / 2)) are hidden, and one at the least.
-    edges = [1 - np.arccos(share) * 2 / np.pi for share in (0, 0.375, 0.625, 0.875)]
-    expected = np.diff([*edges, 1.0])
-    found = torch.bincount(counts, minlength=5)[1:] / 500
-    assert float((found - torch.tensor(expected)).abs().max()) < 0.07
-
-
 def test_ranks_draw_masks_of_their_own(tokens, tmp_path, monkeypatch):
     masks = []
-    for rank in (0, 1, 2, 0):
-        monkeypatch.setattr(base, "rank", lambda: rank)  # noqa: B023
+    for number in (0, 1, 2, 0):
+        monkeypatch.setattr(base, "rank", lambda: number)  # noqa: B023
         masks.append(seen_by(begin(replace(PLAIN, batch_size=50), tokens, tmp_path))[0][2])
     assert torch.equal(masks[0], masks[3])
     assert not any(torch.equal(a, b) for a, b in combinations(masks[:3], 2))
@@ -225,34 +181,6 @@ def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens
     torch.rand(3)
     assert first == (trainer.validate(2), (tmp_path / "images/step-000002.png").read_bytes())
     assert first[0].keys() == {"nll", "accuracy", "masked_tokens"}
-
-
-def test_a_validation_is_of_the_averaged_weights(tokens, tmp_path):
-    trainer = begin(replace(TINY, sample_images=0), tokens, tmp_path)
-    for step in range(4):
-        trainer.train_step(step)
-    trainer.save_pretrained(tmp_path / "averaged")
-    networks = MaskGIT.from_pretrained(tmp_path / "averaged").transformer, trainer.transformer
-    loader = TokenLoader(tokens, TokenLoaderSettings(batch_size=2))
-    averaged, raw = (
-        measure_likelihood(network, loader.one_pass(TINY.validation_images), trainer.device)
-        for network in networks
-    )
-    assert trainer.validate(4) == averaged
-    assert averaged["nll"] != raw["nll"]
-
-
-@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
-def test_the_first_of_several_processes_says_that_there_is_no_validation(
-    tokens, tmp_path, monkeypatch, caplog, rank, lines
-):
-    monkeypatch.setattr(generator, "rank", lambda: rank)
-    monkeypatch.setattr(generator, "world_size", lambda: 2)
-    monkeypatch.setattr(
-        generator, "run_loop", lambda *_: Outcome(reason="finished", step=6, best=None, best_step=None)
-    )
-    train(TINY, tokens, tmp_path)
-    assert caplog.text.count("no validation tokens") == lines
 
 
 def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, tokens, tmp_path):
@@ -314,14 +242,6 @@ def test_the_best_weights_are_those_of_the_lowest_nll_and_patience_ends_a_run(to
     assert (outcome.reason, outcome.step) == ("no_improvement", 4)
     assert (outcome.best, outcome.best_step) == (2.0, 2)
     assert {r["best_by"] for r in read_records(tmp_path) if r["split"] == "validation"} == {"nll"}
-
-
-def test_nan_in_the_weights_gives_a_diagnosis_and_leaves_the_last_good_checkpoint(
-    tokens, tmp_path, monkeypatch
-):
-    before_step(5, lambda trainer: trainer.transformer.bias.data.fill_(float("nan")), monkeypatch)
-    with pytest.raises(DivergedError, match=r"loss is not finite at step 5: .*of step 4.*\d\.png"):
-        train(TINY, tokens, tmp_path)
 
 
 def test_bf16_trains(tokens, tmp_path):
@@ -392,46 +312,18 @@ def test_tokens_of_another_tokenizer_are_refused(tokens, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"label_smoothing": 1.5}, "label_smoothing"),
-        ({"label_dropout": -0.1}, "label_dropout"),
-        ({"sample_images": -1}, "sample_images"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"seed": -1}, r"seed must lie in 0\.\.9223372036854775807, got -1"),
-        ({"seed": 2**63}, r"seed must lie in 0\.\.9223372036854775807, got 9223372036854775808"),
-        ({"schedule": Schedule(warmup_steps=9)}, "warmup_steps"),
-    ],
-    ids=str,
-)
-def test_settings_that_make_no_sense_are_refused_by_name(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        replace(TINY, **wrong)
-
-
-def test_a_run_knows_what_it_trains_and_is_loaded_as_such(trained, tmp_path):
+def test_a_run_is_loaded_as_what_it_trains_alone(trained, tmp_path):
     assert model_kind(trained) == model_kind(trained / "best") == "generator"
-    assert model_kind(trained / "best/tokenizer") == "tokenizer"
     assert load_generator(trained).classes == load_generator(trained / "best").classes == ("cat", "dog")
-    tokens = load_tokenizer(trained / "best/tokenizer").encode(torch.zeros(1, 3, 4, 4))
-    assert tokens.shape == (1, 2, 2)
-    with pytest.raises(PretrainedError, match="there is no directory"):
-        model_kind(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("part", ["", "best"])
-def test_a_generator_in_the_place_of_a_tokenizer_is_one_clear_line(trained, part):
-    with pytest.raises(PretrainedError, match=r"is a generator, and this needs a tokenizer: .*tokenizer/"):
-        load_tokenizer(trained / part)
-
-
-def test_a_tokenizer_in_the_place_of_a_generator_is_one_clear_line(trained):
+    tokenizer = load_tokenizer(trained / "best/tokenizer")
+    assert tokenizer.encode(torch.zeros(1, 3, 4, 4)).shape == (1, 2, 2)
+    for part in ("", "best"):
+        with pytest.raises(PretrainedError, match=r"is a generator, and this needs a tokenizer: "):
+            load_tokenizer(trained / part)
     with pytest.raises(PretrainedError, match=r"is a tokenizer, and this needs a generator"):
         load_generator(trained / "best/tokenizer")
-
-
-def test_settings_that_are_no_settings_are_named(tmp_path):
+    with pytest.raises(PretrainedError, match="there is no directory"):
+        model_kind(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("[1, 2")
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):
         model_kind(tmp_path)
@@ -450,41 +342,24 @@ def test_a_footprint_counts_the_parameters_and_grows_with_the_batch(tokens):
     assert large.bytes["activations"] == 8 * small.bytes["activations"] > 0
 
 
-def child(run: GeneratorRun, path: Path, out: Path, stop: bool, group: dict[str, str]) -> None:
-    """Train as one of several processes, as torchrun would start them, with every token hidden."""
-    torch.set_num_threads(1)
-    os.environ.update(group)
+def rank_task(run: GeneratorRun, path: Path, out: Path, stop: bool) -> None:
+    """Train as one of two processes with every token masked; the second may get a signal."""
     sys.modules["torch.utils.tensorboard"] = NO_TENSORBOARD  # type: ignore[assignment]
     generator.random_masks = lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
-    if stop:
-        before_step(1, lambda _: os.kill(os.getpid(), signal.SIGTERM), pytest.MonkeyPatch())
-    os._exit(train(run, TokenDataset(path), out).exit_code)
+    if stop and rank() == 1:
+        before_step(1, terminate, pytest.MonkeyPatch())
+    sys.exit(train(run, TokenDataset(path), out).exit_code)
 
 
-def in_two_children(
-    run: GeneratorRun, tokens: TokenDataset, out: Path, *, stop: bool = False
-) -> list[int | None]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lgq.training.generator_trainer", "torch._dynamo", "pytest"])
-    processes = []
-    for rank in range(2):
-        group = address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        stops = stop and rank == 1
-        processes.append(context.Process(target=child, args=(run, tokens.path, out, stops, group)))
-        processes[-1].start()
-    for process in processes:
-        process.join()
-    return [process.exitcode for process in processes]
+def on_two_processes(run: GeneratorRun, tokens: TokenDataset, out: Path, *, stop: bool = False) -> list[Any]:
+    return exit_codes(2, rank_task, run, tokens.path, out, stop)
 
 
 def test_two_processes_learn_what_one_learns_from_both_their_batches(tokens, tmp_path, monkeypatch):
     monkeypatch.setattr(
         generator, "random_masks", lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
     )
-    assert in_two_children(PLAIN, tokens, tmp_path / "two") == [0, 0]
+    assert on_two_processes(PLAIN, tokens, tmp_path / "two") == [0, 0]
     train(replace(PLAIN, batch_size=2 * PLAIN.batch_size), tokens, tmp_path / "one")
     two, one = (_but_key_biases(tmp_path / name / "last") for name in ("two", "one"))
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
@@ -507,9 +382,9 @@ def _but_key_biases(folder: Path) -> dict[str, Tensor]:
 
 def test_two_processes_that_are_stopped_end_as_two_that_were_not(tokens, tmp_path):
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert in_two_children(TINY, tokens, unbroken) == [0, 0]
-    assert in_two_children(TINY, tokens, broken, stop=True) == [75, 75]
-    assert in_two_children(TINY, tokens, broken) == [0, 0]
+    assert on_two_processes(TINY, tokens, unbroken) == [0, 0]
+    assert on_two_processes(TINY, tokens, broken, stop=True) == [75, 75]
+    assert on_two_processes(TINY, tokens, broken) == [0, 0]
     assert_identical(left_by(broken), left_by(unbroken))
     assert_identical(last_state(broken, rank=1), last_state(unbroken, rank=1))
 

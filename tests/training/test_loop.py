@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from lgq.errors import LGQError
 from lgq.files import LockError, directory_lock
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import WandbTracker, read_records
-from lgq.training.loop import DivergedError, run_loop
+from lgq.training.loop import SIGNALS, DivergedError, run_loop, stop_on_signals
 from lgq.training.settings import LoopSettings, TrainingRun
 from lgq.training.trainer import NonFiniteError, Trainer
 
@@ -384,33 +386,6 @@ def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
         walk(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"steps": 0}, {"epochs": 0.0}, {"log_every": 0}, {"keep": 0}, {"patience": 0}, {"minutes": 0.0}],
-)
-def test_settings_that_make_no_sense_are_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        LoopSettings(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "items", "steps"),
-    [
-        (1, 10, 3),
-        (1, 8, 2),
-        (2.5, 8, 5),
-        (0.1, 40, 1),
-        (0.1, 120, 3),
-        (1e-9, 8, 1),
-        (1e9, 8, 9),
-        (None, 8, 9),
-    ],
-)
-def test_epochs_are_whole_steps_that_see_them_all_and_never_more_than_steps(epochs, items, steps):
-    settings = dataclasses.replace(SETTINGS, epochs=epochs)
-    assert settings.for_data(items, images_per_step=4) == dataclasses.replace(settings, steps=steps)
-
-
 def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):
     by_epochs = dataclasses.replace(SETTINGS, epochs=2).for_data(12, images_per_step=4)
     walk(tmp_path, settings=by_epochs, signals={2: signal.SIGTERM})
@@ -426,3 +401,57 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_
         walk(tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == journal
     assert (tmp_path / "config.json").read_bytes() == config
+
+
+@pytest.mark.parametrize(
+    "signals",
+    [
+        *([number] for number in SIGNALS),
+        [signal.SIGUSR1, signal.SIGTERM],
+        [signal.SIGTERM, signal.SIGTERM],
+        [signal.SIGTERM, signal.SIGINT],
+    ],
+)
+def test_signals_set_a_flag_that_names_the_first(signals):
+    with stop_on_signals() as stop:
+        assert not stop
+        for number in signals:
+            os.kill(os.getpid(), number)
+        assert stop
+    assert stop.signal == signals[0]
+
+
+def test_a_second_interrupt_does_not_wait():
+    with stop_on_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_as_before_even_after_an_error():
+    def own(number, frame):
+        return None
+
+    before = signal.signal(signal.SIGUSR1, own)
+    try:
+        others = {number: signal.getsignal(number) for number in SIGNALS}
+        with suppress(RuntimeError), stop_on_signals():
+            assert signal.getsignal(signal.SIGUSR1) is not own
+            raise RuntimeError
+        assert {number: signal.getsignal(number) for number in SIGNALS} == others
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_in_another_thread_nothing_is_installed():
+    found = []
+
+    def look() -> None:
+        with stop_on_signals() as stop:
+            found.append((bool(stop), signal.getsignal(signal.SIGTERM)))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [(False, before)]

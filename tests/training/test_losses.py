@@ -56,14 +56,6 @@ def test_hinge_values_are_those_by_hand():
     assert hinge_generator_loss(fake).item() == (2 + 0.5 - 1 - 0.5) / 4
 
 
-def test_verdicts_beyond_the_margin_teach_the_discriminator_nothing():
-    real = torch.tensor([1.5, 0.5], requires_grad=True)
-    fake = torch.tensor([-1.5, -0.5], requires_grad=True)
-    hinge_discriminator_loss(real, fake).backward()
-    assert real.grad.tolist() == [0, -0.5]
-    assert fake.grad.tolist() == [0, 0.5]
-
-
 def test_adaptive_weight_is_the_ratio_of_gradient_norms():
     layer = torch.randn(4, 3, requires_grad=True)
     a, b = torch.randn(4, 3), torch.randn(4, 3)
@@ -74,16 +66,13 @@ def test_adaptive_weight_is_the_ratio_of_gradient_norms():
     assert not weight.requires_grad
 
 
-def test_adaptive_weight_has_its_offset_in_the_denominator():
+@pytest.mark.parametrize(
+    ("pull", "push", "expected"), [(1.0, 0.0, 1e4), (1e3, 1e-3, 1e4), (0.0, 1.0, 0.0), (1e-5, 3e-6, 2.5)]
+)
+def test_adaptive_weight_is_clamped_and_has_an_offset_in_its_denominator(pull, push, expected):
     layer = torch.ones(1, requires_grad=True)
-    weight = adaptive_gan_weight((layer * 1e-5).sum(), (layer * 3e-6).sum(), layer)
-    assert weight.item() == pytest.approx(1e-5 / 4e-6, rel=1e-5)
-
-
-@pytest.mark.parametrize(("pull", "push", "expected"), [(1.0, 0.0, 1e4), (1e3, 1e-3, 1e4), (0.0, 1.0, 0.0)])
-def test_adaptive_weight_is_clamped(pull, push, expected):
-    layer = torch.ones(1, requires_grad=True)
-    assert adaptive_gan_weight((layer * pull).sum(), (layer * push).sum(), layer).item() == expected
+    weight = adaptive_gan_weight((layer * pull).sum(), (layer * push).sum(), layer)
+    assert weight.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_adaptive_weight_leaves_the_graph_for_the_backward_pass():
@@ -151,13 +140,6 @@ def test_adaptive_weight_multiplies_that_of_the_settings(images, decoder):
     torch.testing.assert_close(loss.total, distance + expected * loss.terms["gan"])
 
 
-def test_a_last_layer_alone_makes_no_weight_adaptive(images, decoder):
-    weights = LossWeights(lpips=0, gan=0.25, discriminator_start=0)
-    objective = Objective(weights, discriminator=discriminator(), last_layer=decoder.weight)
-    loss = objective.tokenizer_loss(images, decoder(images), NOTHING, step=0)
-    assert loss.terms["gan_weight"].item() == 0.25
-
-
 def test_terms_are_detached_and_only_the_total_learns(images, decoder):
     objective = adversarial_objective(discriminator())
     quantizer_loss = torch.tensor(0.5, requires_grad=True)
@@ -179,16 +161,6 @@ def test_generator_term_reaches_the_reconstruction_but_not_the_discriminator(ima
     (-0.5 * network(twin).mean()).backward()
     torch.testing.assert_close(reconstruction.grad, twin.grad)
     assert reconstruction.grad.abs().sum() > 0
-
-
-def test_gradients_that_wait_in_the_discriminator_survive_the_tokenizers_turn(images):
-    network = discriminator()
-    objective = adversarial_objective(network)
-    reconstruction = torch.randn(SHAPE, requires_grad=True)
-    objective.discriminator_loss(images, reconstruction).total.backward()
-    before = [parameter.grad.clone() for parameter in network.parameters()]
-    objective.tokenizer_loss(images, reconstruction, NOTHING, step=0).total.backward()
-    assert all(torch.equal(p.grad, old) for p, old in zip(network.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -262,18 +234,6 @@ def test_discriminator_loss_does_not_reach_the_decoder(images, decoder):
     assert all(parameter.grad.abs().sum() > 0 for parameter in network.parameters() if parameter.ndim > 1)
 
 
-def test_steps_of_the_discriminator_tell_real_from_reconstructed(images):
-    network, reconstruction = discriminator(), images.mean((2, 3), keepdim=True).expand(SHAPE)
-    objective = adversarial_objective(network)
-    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
-    for _ in range(10):
-        loss = objective.discriminator_loss(images, reconstruction)
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-    assert loss.terms["logits_real"] > 0 > loss.terms["logits_fake"]
-
-
 # Precision.
 
 
@@ -291,14 +251,6 @@ def test_losses_are_float32_at_least(images, dtype):
     expected = torch.promote_types(dtype, torch.float32)
     for loss in losses_of(images.to(dtype), torch.randn(SHAPE).to(dtype)):
         assert {tensor.dtype for tensor in (loss.total, *loss.terms.values())} == {expected}
-
-
-def test_half_precision_input_loses_nothing_more(images):
-    rough, reconstruction = images.bfloat16(), torch.randn(SHAPE).bfloat16()
-    for loss, exact in zip(
-        losses_of(rough, reconstruction), losses_of(rough.float(), reconstruction.float()), strict=True
-    ):
-        assert loss.terms == exact.terms
 
 
 def test_under_autocast_the_losses_are_float32_and_gradients_flow(images, decoder):

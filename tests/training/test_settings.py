@@ -1,11 +1,17 @@
-"""Laws of the learning rate over training."""
+"""Settings of runs: the learning rate schedule, epochs, seeds, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_generator
+import tiny_run
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.training.settings import Schedule
+from lgq.training.settings import LoopSettings, Schedule
 
 KINDS = ["constant", "cosine"]
 FINAL = st.floats(0, 1)
@@ -74,3 +80,51 @@ def test_bad_steps_are_refused(kind):
         schedule.multiplier(-1, 20)
     with pytest.raises(ValueError, match="got 10 of 10: shorten the warm-up"):
         schedule.multiplier(0, 10)
+
+
+TOKENIZER, GENERATOR = tiny_run.TINY, tiny_generator.TINY
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "message"),
+    [
+        *((TOKENIZER.loop, {name: 0}, name) for name in ("steps", "keep", "patience", "log_every")),
+        (TOKENIZER.loop, {"epochs": 0.0}, "epochs"),
+        (TOKENIZER.loop, {"minutes": 0.0}, "minutes"),
+        (TOKENIZER, {"image_size": 13}, "image_size must be a multiple of 2"),
+        (TOKENIZER, {"batch_size": 0}, "batch_size"),
+        (TOKENIZER, {"learning_rate": 0.0}, "learning_rate"),
+        (TOKENIZER, {"clip": 0.0}, "clip"),
+        (TOKENIZER, {"average_decay": 2.0}, "average_decay"),
+        (TOKENIZER, {"schedule": Schedule(warmup_steps=9)}, "warmup_steps"),
+        (TOKENIZER, {"rfid_images": 1}, r"rfid_images must lie in 2\.\.3, got 1"),
+        (TOKENIZER, {"rfid_images": 4}, r"rfid_images must lie in 2\.\.3, got 4"),
+        (GENERATOR, {"label_smoothing": 1.5}, "label_smoothing"),
+        (GENERATOR, {"label_dropout": -0.1}, "label_dropout"),
+        (GENERATOR, {"sample_images": -1}, "sample_images"),
+        (GENERATOR, {"seed": -1}, r"seed must lie in 0\.\.9223372036854775807, got -1"),
+        (GENERATOR, {"seed": 2**63}, r"seed must lie in 0\.\.9223372036854775807, got 9223372036854775808"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused_by_name(settings: Any, wrong: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        replace(settings, **wrong)
+
+
+@pytest.mark.parametrize("ranks", [1, 5])
+def test_the_largest_seed_gives_every_rank_a_seed_that_torch_takes(ranks):
+    seeds = {replace(GENERATOR, seed=2**63 - 1).rank_seed(rank, ranks) for rank in range(ranks)}
+    assert len(seeds) == ranks
+    for seed in seeds:
+        torch.Generator().manual_seed(seed)
+
+
+EPOCHS = [(1, 10, 3), (1, 8, 2), (2.5, 8, 5), (0.1, 40, 1), (0.1, 120, 3)]
+EPOCHS += [(1e-9, 8, 1), (1e9, 8, 9), (None, 8, 9)]
+
+
+@pytest.mark.parametrize(("epochs", "images", "steps"), EPOCHS)
+def test_epochs_are_whole_steps_that_see_them_all_and_never_more_than_steps(epochs, images, steps):
+    settings = LoopSettings(steps=9, epochs=epochs)
+    assert settings.for_data(images, images_per_step=4) == replace(settings, steps=steps)
