@@ -15,11 +15,11 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 import huggingface_hub
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from lgq.config import ConfigError
+from lgq.config import ConfigError, from_json
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.files import (
@@ -65,6 +65,7 @@ License: MIT.
 """
 
 Model = TypeVar("Model", bound="HubModel")
+Settings = TypeVar("Settings")
 _log = logging.getLogger(__name__)
 
 
@@ -86,10 +87,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
     """Base of models that `save_pretrained` writes and `from_pretrained` reads."""
 
     settings: dict[str, Any]
-    """What config.json holds; a subclass sets it last in its constructor, with `_set_settings`."""
-
-    def _set_settings(self, settings: dict[str, Any]) -> None:
-        self.settings = self._hub_mixin_config = settings
+    """Content of config.json; `_hub_mixin_config`, which `save_pretrained` writes, must be the same."""
 
     def _saved_network(self) -> nn.Module:
         """Return the part whose weights model.safetensors holds."""
@@ -176,51 +174,39 @@ def build_pretrained(build: Callable[[], Model], config: Path, weights: Path) ->
     The global random generators stay as they are.
     """
     try:
+        tensors = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise PretrainedError(
+            f"{weights} is damaged or cut short ({error!s:.300}): copy it again."
+        ) from error
+    try:
         # The initial weights are about to be overwritten.
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):  # wrong settings must not take memory
                 expected = build()._saved_network().state_dict()
-            _require_shapes(expected, weights)
+            _require_fit(_describe(expected), _describe(tensors), weights)
             model = build()
     except PretrainedError:
         raise
     except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
-        raise no_such_model(config, error) from error
-    _load_weights(model._saved_network(), weights)
+        raise _no_such_model(config, error) from error
+    # `assign` keeps the dtypes of the file; the copy outlives the file, which may be replaced.
+    own = {name: tensor.clone() for name, tensor in tensors.items()}
+    model._saved_network().load_state_dict(own, assign=True)
     return model.eval()
 
 
-def no_such_model(config: Path, error: Exception) -> PretrainedError:
+def read_settings(kind: type[Settings], config: Path) -> Settings:
+    """Read the settings of a model, of a dataclass `kind`, from its config.json."""
+    try:
+        return from_json(kind, json.loads(config.read_text(encoding="utf-8")))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _no_such_model(config, error) from error
+
+
+def _no_such_model(config: Path, error: Exception) -> PretrainedError:
     reason = " ".join(str(error).split())
     return PretrainedError(f"{config} describes no model that this lgq knows: {reason:.400}")
-
-
-def _require_shapes(expected: dict[str, Tensor], file: Path) -> None:
-    try:
-        with safe_open(file, "pt") as weights:
-            actual = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise _damaged_weights(file, error) from error
-    _require_fit(
-        {name: f"numbers of shape {tuple(tensor.shape)}" for name, tensor in expected.items()},
-        {name: f"numbers of shape {tuple(shape)}" for name, shape in actual.items()},
-        file,
-    )
-
-
-def _load_weights(network: nn.Module, file: Path) -> None:
-    """Load the tensors of a file, which must have the network's names and shapes."""
-    try:
-        tensors = load_file(file)
-    except (SafetensorError, OSError) as error:
-        raise _damaged_weights(file, error) from error
-    _require_fit(_kinds(network.state_dict()), _kinds(tensors), file)
-    # `assign` keeps the dtypes of the file; the copy outlives the file, which may be replaced.
-    network.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
-
-
-def _damaged_weights(file: Path, error: Exception) -> PretrainedError:
-    return PretrainedError(f"{file} is damaged or cut short ({error!s:.300}): copy it again.")
 
 
 def _require_fit(expected: dict[str, str], actual: dict[str, str], file: Path) -> None:
@@ -233,7 +219,7 @@ def _require_fit(expected: dict[str, str], actual: dict[str, str], file: Path) -
             )
 
 
-def _kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
+def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
     return {
         name: f"{'numbers' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"
         for name, tensor in tensors.items()

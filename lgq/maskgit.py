@@ -1,6 +1,6 @@
 """A class-conditional image generator (MaskGIT, Chang et al. 2022) on the tokens of any tokenizer.
 
-b = images, h w = tokens along the height and the width, n = tokens of an image, s = side in pixels.
+b = images, h w = tokens along the height and the width.
 
     maskgit = MaskGIT.from_pretrained("generator")               # a directory, or owner/name on the Hub
     images = maskgit.generate(torch.tensor([0, 7, 7]), Sampling(steps=11, guidance=2.0), seed=1)
@@ -9,7 +9,6 @@ b = images, h w = tokens along the height and the width, n = tokens of an image,
 Images are RGB in [-1, 1].
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +20,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
-from lgq.config import from_json, to_json
+from lgq.config import to_json
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
@@ -32,8 +31,8 @@ from lgq.hub import (
     WeightsChoice,
     build_pretrained,
     copy_tokenizer,
-    no_such_model,
     published_weights,
+    read_settings,
     require_kind,
     require_room_for_copy,
 )
@@ -47,7 +46,7 @@ _PAPER, _DEFAULT = TransformerSettings(), Sampling()
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """What config.json holds."""
+    """Content of config.json."""
 
     image_size: int
     classes: tuple[str, ...]
@@ -58,13 +57,13 @@ class _Settings:
 class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     """A transformer that predicts tokens, and the tokenizer that they belong to.
 
-    tokenizer: from here on frozen, and in eval mode.
+    tokenizer: is frozen, and stays in eval mode.
     image_size: side of the square images, a multiple of the tokenizer's factor.
     classes: name of each class; images without labels are one class.
-    transformer: its size.
+    transformer: size of the transformer.
 
-    All of these, and the tokenizer's fingerprint, are `settings`: what config.json holds. A residual
-    tokenizer's stages are tokens like all others, side by side at each place.
+    All of these, with the tokenizer's fingerprint in its place, are `settings`, the content of config.json.
+    The stages of a residual tokenizer are tokens like all others, side by side at each place.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     ):
         super().__init__()
         if isinstance(classes, str):
-            raise LGQError(f"classes must be a name each, got one string: write ({classes!r},).")
+            raise LGQError(f"classes must be a list of names, got one string: write ({classes!r},).")
         require_at_least(1, image_size=image_size, classes=len(classes))
         if image_size % tokenizer.factor:
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
@@ -95,10 +94,10 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             fingerprint=tokenizer.fingerprint(),
             transformer=transformer,
         )
-        self._set_settings(to_json(settings))
+        self.settings = self._hub_mixin_config = to_json(settings)
 
     def train(self, mode: bool = True) -> "MaskGIT":
-        """The tokenizer stays as it is: frozen."""
+        """Set the mode of the transformer; the tokenizer stays in eval mode."""
         super().train(mode)
         self.tokenizer.eval()
         return self
@@ -106,9 +105,9 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     def sample(
         self, classes: Int64[Tensor, " b"], sampling: Sampling = _DEFAULT, *, seed: int = 0
     ) -> Int64[Tensor, "b *token_shape"]:
-        """Tokens of new images; the same seed, batch and device give the same.
+        """Draw the tokens of new images: the same for the same seed, classes and device.
 
-        seed: from 0 on. A CPU sees the lowest 32 bits of it.
+        seed: 0 or more; a CPU uses its lowest 32 bits.
         """
         blank = torch.full((len(classes), *self.token_shape), self.transformer.mask_token)
         return self._fill(blank, classes, sampling, seed)
@@ -116,7 +115,7 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     def generate(
         self, classes: Int64[Tensor, " b"], sampling: Sampling = _DEFAULT, *, seed: int = 0
     ) -> Float[Tensor, "b 3 {self.image_size} {self.image_size}"]:
-        """New images."""
+        """Draw new images."""
         return self.tokenizer.decode(self.sample(classes, sampling, seed=seed))
 
     def inpaint(
@@ -128,11 +127,11 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         *,
         seed: int = 0,
     ) -> Int64[Tensor, "b *token_shape"]:
-        """New tokens where the mask is true, and all others as they are; of another class, an edit."""
+        """Redraw the tokens where the mask is true; with another class than the image's, this edits it."""
         if tokens.shape[1:] != self.token_shape:
             raise LGQError(
-                f"tokens must have shape {_shape(self.token_shape)} an image, got "
-                f"{_shape(tokens.shape[1:])}: were they made by another tokenizer, or of other images?"
+                f"tokens must have shape {_shape(self.token_shape)} per image, got "
+                f"{_shape(tokens.shape[1:])}: were they made by another tokenizer, or from other images?"
             )
         if mask.shape != tokens.shape[:3]:
             rule = f"one value for each place of {_shape(tokens.shape[:3])} tokens"
@@ -158,12 +157,12 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         return flat.view(tokens.shape)
 
     def require_classes(self, classes: Sequence[int]) -> None:
-        """Refuse numbers of classes that the generator does not have."""
+        """Check that the generator has all of these classes."""
         outside = [number for number in classes if not 0 <= number < len(self.classes)]
         if outside:
             raise LGQError(
                 f"class {outside[0]} is not among 0..{len(self.classes) - 1}, "
-                f"those of the images that the generator was trained on."
+                f"the classes of the images that the generator was trained on."
             )
 
     def _saved_network(self) -> nn.Module:
@@ -172,10 +171,7 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     @classmethod
     def _load(cls, find: Callable[[str], Path]) -> "MaskGIT":
         weights, config = find(WEIGHTS), find(CONFIG)
-        try:
-            settings = from_json(_Settings, json.loads(config.read_text(encoding="utf-8")))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise no_such_model(config, error) from error
+        settings = read_settings(_Settings, config)
         tokenizer = Tokenizer._load(lambda name: find(f"{TOKENIZER}/{name}"))
         if tokenizer.fingerprint() != settings.fingerprint:
             expected, actual = settings.fingerprint[:12], tokenizer.fingerprint()[:12]

@@ -12,7 +12,6 @@ Images are RGB and float in [-1, 1], of any size that f divides.
 """
 
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -31,8 +30,8 @@ from lgq.hub import (
     HubModel,
     WeightsChoice,
     build_pretrained,
-    no_such_model,
     published_weights,
+    read_settings,
     require_kind,
     run_settings,
 )
@@ -40,7 +39,7 @@ from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
 
 _PAPER = Backbone()
-_MOST_STAGES = 1_000  # so that no file of settings can ask for a network without end
+_MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
 
 
 class Tokenized(NamedTuple):
@@ -48,21 +47,21 @@ class Tokenized(NamedTuple):
 
     reconstruction: Float[Tensor, "b 3 h w"]
     quantized: Quantized
-    """Of the latents: codes, tokens (`indices`) and the quantizer's loss."""
+    """Codes and tokens (`indices`) of the latents, and the loss of the quantizer."""
 
 
 class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     """Encoder, quantizer and decoder, with one token for every `factor` x `factor` pixels.
 
-    backbone: settings of encoder and decoder; by default the paper's ImageNet model.
+    backbone: settings of encoder and decoder; by default those of the paper's ImageNet model.
     quantizer: a name from `lgq.quantizers.QUANTIZERS`.
-    codebook_size: number of codes, of each stage if there are several.
+    codebook_size: number of codes per stage.
     stages: above 1, a residual quantizer; tokens then have a trailing axis of stages.
     quantizer_options: keyword arguments of the quantizer's constructor.
 
-    All of these, with the defaults spelled out, are `settings`: what config.json holds.
-    Under one `torch.manual_seed`, encoder and decoder start the same whatever the quantizer:
-    they are built first, and quantizers draw from seeds of their own.
+    All of these, with the defaults written out, are `settings`, the content of config.json. Under one
+    `torch.manual_seed`, encoder and decoder start with the same weights whatever the quantizer: they are
+    built first, and quantizers have seeds of their own.
     """
 
     image_size: int | None = None
@@ -81,26 +80,24 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         require_at_least(1, stages=stages)
         require_at_most(_MOST_STAGES, stages=stages)
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
-        self._set_settings(
-            {
-                "backbone": to_json(backbone),
-                "quantizer": quantizer,
-                "codebook_size": codebook_size,
-                "stages": stages,
-                "quantizer_options": to_json(options),
-            }
-        )
+        self.settings = self._hub_mixin_config = {
+            "backbone": to_json(backbone),
+            "quantizer": quantizer,
+            "codebook_size": codebook_size,
+            "stages": stages,
+            "quantizer_options": to_json(options),
+        }
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
         self.quantizer = _quantizer(self.settings)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are, and images to encode must be."""
+        """Device of the weights, on which images to encode must be."""
         return next(self.parameters()).device
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Tokenized:
-        """Reconstruct, with gradients; values may leave [-1, 1], where a clamp would have none."""
+        """Reconstruct images, with gradients; values may leave [-1, 1], where a clamp would have none."""
         quantized = self.quantizer(self._latents(images))
         return Tokenized(self._images(quantized.quantized), quantized)
 
@@ -108,16 +105,16 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     def encode(
         self, images: Float[Tensor, "b 3 h w"]
     ) -> Int64[Tensor, "b h//{self.factor} w//{self.factor} *stages"]:
-        """The tokens of images, without gradients, and the same in train and in eval mode."""
+        """Return the tokens of images, without gradients; the same in train and in eval mode."""
         return self.quantizer.encode(self._latents(images))
 
     @torch.no_grad()
     def decode(
         self, tokens: Integer[Tensor, "b h w *stages"]
     ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
-        """The images of tokens, without gradients, clamped to [-1, 1] (as `forward`'s are not).
+        """Return the images of tokens, without gradients and, unlike `forward`, clamped to [-1, 1].
 
-        Of a residual tokenizer the first stages suffice; fewer give a coarser image.
+        The first stages of a residual tokenizer suffice; fewer give a coarser image.
         """
         _require_tokens(tokens, self.stages)
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
@@ -131,11 +128,11 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         return size
 
     def anneal(self, progress: float) -> None:
-        """Set what the quantizer changes over training, at `progress` from 0 to 1."""
+        """Anneal the quantizer to `progress` of training, from 0 to 1."""
         self.quantizer.anneal(progress)
 
     def parameter_counts(self) -> dict[str, int]:
-        """Learned parameters of each part; the running means of VQ's codebook are none."""
+        """Count the learned parameters of each part; the moving averages of VQ's codebook are none."""
         parts = {"encoder": self.encoder, "decoder": self.decoder, "quantizer": self.quantizer}
         return {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
 
@@ -153,11 +150,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     def _load(cls, find: Callable[[str], Path]) -> "Tokenizer":
         # Weights first: a run directory has a config.json too, which is not the tokenizer's.
         weights, config = find(WEIGHTS), find(CONFIG)
-        try:
-            values = json.loads(config.read_text(encoding="utf-8"))
-            arguments = vars(from_json(_keywords_of(cls.__init__, but=("self",)), values))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise no_such_model(config, error) from error
+        arguments = vars(read_settings(_keywords_of(cls.__init__, but=("self",)), config))
         return build_pretrained(lambda: cls(**arguments), config, weights)
 
     def _card(self) -> dict[str, str]:
@@ -210,14 +203,14 @@ def _quantizer(settings: dict[str, Any]) -> Quantizer:
 
 
 def _options_of(quantizer: str) -> type[Any]:
-    """What a tokenizer leaves open of the quantizer's constructor."""
+    """Return a dataclass of the options of a quantizer that a tokenizer does not set itself."""
     if quantizer not in QUANTIZERS:
         raise LGQError(f"unknown quantizer {quantizer!r}: choose from {', '.join(QUANTIZERS)}.")
     return _keywords_of(QUANTIZERS[quantizer], but=("dim", "codebook_size", "channel_dim"))
 
 
 def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> type[Any]:
-    """A dataclass of the constructor's keywords, with their types and defaults, as `lgq.config` reads it."""
+    """Return a dataclass of a constructor's keywords, with their types and defaults, for `lgq.config`."""
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.name not in but]
     return make_dataclass("Settings", [(p.name, p.annotation, p.default) for p in keywords], kw_only=True)
 

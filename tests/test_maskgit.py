@@ -178,7 +178,7 @@ def test_a_mask_of_another_size_is_refused() -> None:
 
 
 def test_tokens_of_another_grid_are_refused() -> None:
-    with pytest.raises(LGQError, match="tokens must have shape 4 x 4 an image, got 5 x 4"):
+    with pytest.raises(LGQError, match="tokens must have shape 4 x 4 per image, got 5 x 4"):
         build().inpaint(
             torch.zeros(2, 5, 4, dtype=torch.int64), torch.zeros(2, 5, 4, dtype=torch.bool), CLASSES
         )

@@ -282,8 +282,7 @@ def _new_shard(folder: Path, number: int, sharding: Sharding) -> Iterator["_NewS
     try:
         with partial.open("wb") as file:
             # Without what differs between systems: one dialect, one encoding, no time, no owner.
-            dialect = {"format": tarfile.GNU_FORMAT, "encoding": "utf-8"}
-            with tarfile.open(fileobj=file, mode="w", **dialect) as tar:
+            with tarfile.open(None, "w", file, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
                 new = _NewShard(path.name, tar, sharding)
                 yield new
             file.flush()

@@ -122,7 +122,7 @@ def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys
     assert "4 readers" in refusal(capsys, *train, *stream_of(folder), "--workers", 4)
     assert "without --dry-run" in refusal(capsys, *train, *stream_of(folder), "--dry-run")
     for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
-        assert "fetch the shards" in refusal(capsys, *command, *stream, "--out", tmp_path / "out")
+        assert "download the shards" in refusal(capsys, *command, *stream, "--out", tmp_path / "out")
     experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
     assert re.search("--data .* fetch the shards", refusal(capsys, *experiment, *stream))
     for option in ("--val-data", "--show"):
