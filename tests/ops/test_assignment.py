@@ -52,10 +52,10 @@ def largest_score(z, codes, tau):
 def assert_equal_to_dense(z, codes, tau, *, tile, parts=OUTPUTS, **options):
     tiled, tiled_gradients = values_and_gradients(soft_assignment, z, codes, tau, parts, tile=tile, **options)
     plain, plain_gradients = values_and_gradients(dense_assignment, z, codes, tau, parts, **options)
-    slack = max(1.0, largest_score(z, codes, tau) / 1000)
+    tolerance = max(1.0, largest_score(z, codes, tau) / 1000)
     for ours, theirs in zip((*tiled, *tiled_gradients), (*plain, *plain_gradients), strict=True):
         scale = max(1.0, float(theirs.abs().max()))
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * scale * slack)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * scale * tolerance)
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -78,7 +78,7 @@ def test_widely_spread_and_crowded_codes_match_dense(score, spread):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("parts", [parts for size in (1, 2, 3) for parts in combinations(OUTPUTS, size)])
-def test_each_output_alone_and_in_company_has_its_gradient(score, route, parts):
+def test_each_set_of_outputs_has_its_gradient(score, route, parts):
     z, codes = problem(11, 30)
     assert_equal_to_dense(z, codes, 0.5, tile=4, score=score, codebook_gradient=route, parts=parts)
 
@@ -105,17 +105,14 @@ def test_gradients_pass_gradcheck(score):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("k", [1, 2, 127, 128, 129, 1000, 4095, 4096, 4097, 9000])
-def test_nearest_is_the_dense_argmax(score, k):
-    z, codes = problem(33, k)
+@pytest.mark.parametrize(
+    ("n", "k"), [(33, k) for k in (1, 2, 127, 128, 129, 1000, 4096, 4097)] + [(3000, 5000)]
+)
+def test_nearest_codes_are_the_dense_argmax(score, n, k):
+    z, codes = problem(n, k)
     distances = torch.cdist(z, codes).square()
     expected = distances.argmin(1) if score == "l2" else (z @ codes.T).argmax(1)
     assert torch.equal(nearest_codes(z, codes, score=score).indices, expected)
-
-
-def test_nearest_cuts_many_vectors_into_tiles():
-    z, codes = problem(3000, 5000)
-    assert torch.equal(nearest_codes(z, codes).indices, torch.cdist(z, codes).argmin(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -144,15 +141,6 @@ def test_autocast_changes_nothing():
         assert torch.equal(ours, theirs)
 
 
-def test_float32_agrees_with_float64():
-    z, codes = problem(300, 1000, 16)
-    exact = soft_assignment(z, codes, 0.2)
-    single = soft_assignment(z.float(), codes.float(), 0.2)
-    torch.testing.assert_close(single.purity.double(), exact.purity, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(single.entropy.double(), exact.entropy, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(single.usage.double(), exact.usage, rtol=1e-4, atol=1e-7)
-
-
 def test_no_vectors_give_empty_results_and_zero_gradients():
     z, codes = problem(0, 5)
     result = soft_assignment(z, codes, 1.0)
@@ -165,7 +153,7 @@ def test_no_vectors_give_empty_results_and_zero_gradients():
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_compiled_without_graph_breaks_it_gives_the_same():
+def test_compiled_operators_give_the_same_without_graph_breaks():
     z, codes = problem(20, 33)
 
     def loss(z, codes):
@@ -187,14 +175,14 @@ def test_operators_keep_the_contract_of_torch(score):
     torch.library.opcheck(search._nearest_codes, (z.detach(), codes.detach(), score))
 
 
-def test_second_derivatives_are_refused_with_a_reason():
+def test_second_derivatives_raise_an_error():
     z, codes = problem(5, 6)
     (gradient,) = torch.autograd.grad(soft_assignment(z, codes, 1.0).purity.sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         gradient.sum().backward()
 
 
-def test_a_frozen_codebook_gets_no_gradient_and_the_vectors_theirs():
+def test_a_frozen_codebook_gets_no_gradient():
     z, codes = problem(12, 20)
     result = soft_assignment(z, codes.detach(), 0.5, tile=5)
     (ours,) = torch.autograd.grad(result.usage.square().sum() + result.codes.sum(), z)
@@ -216,7 +204,7 @@ def test_no_weight_is_denormal_however_far_the_codes():
 
 
 @pytest.mark.parametrize("offset", [10.0, 100.0, 1000.0])
-def test_vectors_far_from_the_origin_are_told_apart_as_near_ones_are(offset):
+def test_vectors_far_from_the_origin_get_the_right_codes(offset):
     z, codes = (x.detach() for x in problem(200, 1000, 64, dtype=torch.float32))
     z, codes = z + offset, codes + offset
     exact = soft_assignment(z.double(), codes.double(), 5.0)
@@ -228,7 +216,7 @@ def test_vectors_far_from_the_origin_are_told_apart_as_near_ones_are(offset):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("tau", [0.307, 1.0, 3.3])
-def test_ties_are_broken_alike_by_both_operators(score, tau):
+def test_both_operators_break_ties_equally(score, tau):
     grid = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
     z = torch.randint(0, 16, (500, 2)) / 2
     assert torch.equal(
@@ -260,6 +248,6 @@ def test_inputs_need_not_be_contiguous(score):
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")
-def test_bad_settings_are_refused_by_name(call, message):
+def test_bad_settings_raise_an_error(call, message):
     with pytest.raises(ValueError, match=message):
         call(*problem(3, 4))

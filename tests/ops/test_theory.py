@@ -24,7 +24,7 @@ def distances(z, codes):
 
 
 def weights(z, codes, tau):
-    """p of every vector, read off the operator one vector at a time: usage of a batch of one is p."""
+    """Assignment p of every vector: the usage of a batch of one vector."""
     return torch.stack([soft_assignment(row[None], codes, tau).usage for row in z])
 
 
@@ -40,11 +40,11 @@ def test_the_assignment_minimises_the_free_energy(z, codes, tau, seed):
         return float((p * distance).sum() + tau * torch.special.xlogy(p, p).sum())
 
     best = weights(z, codes, tau)[0]
-    rivals = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(len(codes)), size=50))
+    alternatives = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(len(codes)), size=50))
     corners = torch.eye(len(codes), dtype=torch.float64)
-    mixtures = 0.999 * best + 0.001 * rivals
-    for rival in (*rivals, *corners, *mixtures):
-        assert free_energy(best) <= free_energy(rival) + 1e-9
+    mixtures = 0.999 * best + 0.001 * alternatives
+    for p in (*alternatives, *corners, *mixtures):
+        assert free_energy(best) <= free_energy(p) + 1e-9
 
 
 @given(matrices(st.integers(1, 6)), matrices(st.integers(2, 8)))
@@ -119,7 +119,7 @@ def test_one_hot_diversity_is_at_least_codes_over_tokens(z, codes):
 
 
 def far_apart(tokens: int, codes: int, scale: str) -> float:
-    """Diversity of a quantizer whose tokens sit on distinct, distant codes, as far as there are any."""
+    """Diversity of a quantizer whose tokens lie on codes far apart, on distinct ones if there are enough."""
     q = LGQ(1, codes, tau_start=1e-3, diversity_scale=scale).double()
     q.codebook.data.copy_(torch.arange(codes)[:, None])
     return float(q((torch.arange(tokens) % codes)[:, None].double()).terms["diversity"])
@@ -135,8 +135,8 @@ def test_token_scale_has_a_floor_of_one_for_one_hot_assignments_at_every_size(to
 def test_no_other_selection_has_less_error_than_the_nearest_code(z, codes, seed):
     error = distances(z, codes)
     best = error.gather(1, nearest_codes(z, codes).indices[:, None]).mean()
-    rival = torch.from_numpy(np.random.default_rng(seed).integers(len(codes), size=len(z)))
-    assert best <= error.gather(1, rival[:, None]).mean() + 1e-12
+    random_indices = torch.from_numpy(np.random.default_rng(seed).integers(len(codes), size=len(z)))
+    assert best <= error.gather(1, random_indices[:, None]).mean() + 1e-12
     assert best <= error.gather(1, nearest_codes(z, codes, score="dot").indices[:, None]).mean() + 1e-12
 
 
@@ -159,7 +159,7 @@ def test_dot_and_distance_agree_where_all_norms_are_equal(z, codes):
     torch.testing.assert_close(by_dot, error.min(1, keepdim=True).values)
 
 
-def test_dot_prefers_a_large_code_to_the_one_that_the_vector_sits_on():
+def test_dot_prefers_a_large_code_to_the_one_that_equals_the_vector():
     codes = torch.tensor([[1.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
     z = codes[:1]
     assert nearest_codes(z, codes).indices.item() == 0

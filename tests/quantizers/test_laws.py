@@ -1,4 +1,4 @@
-"""What holds for every quantizer: the contract that lets one take another's place."""
+"""Laws of every quantizer: the contract that makes them interchangeable."""
 
 import copy
 import io
@@ -10,7 +10,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQError
 from lgq.quantizers import FSQ, QUANTIZERS, Residual, build_quantizer, register
-from lgq.quantizers.base import Quantized
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
 
@@ -27,11 +26,14 @@ def same_codes(a: torch.Tensor, b: torch.Tensor) -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_indices_decode_to_the_output_they_came_with(build, training, grad):
     quantizer = build().train(training)
-    for _ in range(3):  # so that running means have moved
+    for _ in range(3):  # so that moving averages have changed
         with torch.set_grad_enabled(grad):
-            out = quantizer(latents())
+            z = latents()
+            out = quantizer(z)
+            encoded = quantizer.encode(z)
         same_codes(quantizer.decode(out.indices), out.quantized)
         assert torch.equal(quantizer.decode(out.indices), quantizer.indices_to_codes(out.indices))
+        assert training or torch.equal(encoded, out.indices)
 
 
 @pytest.mark.parametrize("channel_dim", LAYOUTS)
@@ -49,23 +51,10 @@ def test_output_has_the_shape_and_indices_lose_the_channel(build, channel_dim):
     assert out.loss.shape == ()
     assert quantizer.decode(out.indices).shape == z.shape
     assert quantizer.encode(z).shape == out.indices.shape
-
-
-def test_result_unpacks_to_output_indices_and_loss(build):
-    out = build()(latents())
     quantized, indices, loss = out
     assert quantized is out.quantized
     assert indices is out.indices
     assert loss is out.loss
-    assert isinstance(out, Quantized)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_encode_gives_the_indices_of_eval_mode(build, grad):
-    quantizer = build().eval()
-    z = latents()
-    with torch.set_grad_enabled(grad):
-        assert torch.equal(quantizer.encode(z), quantizer(z).indices)
 
 
 def test_loss_is_exactly_zero_in_eval_mode_and_terms_are_detached(build):
@@ -87,7 +76,7 @@ def test_results_do_not_depend_on_the_layout(build, channel_dim):
     torch.testing.assert_close(moved.loss, reference.loss)
 
 
-def test_a_single_vector_is_a_batch_of_its_own(build):
+def test_a_single_vector_needs_no_batch_axis(build):
     quantizer = build().eval()
     z = latents(3, DIM)
     assert torch.equal(quantizer.encode(z[0]), quantizer.encode(z)[0])
@@ -96,7 +85,7 @@ def test_a_single_vector_is_a_batch_of_its_own(build):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.uint16])
-def test_tokens_stored_in_small_integers_decode_alike(build, dtype):
+def test_tokens_of_any_integer_dtype_decode_equally(build, dtype):
     quantizer = build().eval()
     tokens = quantizer.encode(latents())
     assert torch.equal(quantizer.decode(tokens.to(dtype)), quantizer.decode(tokens))
@@ -111,14 +100,14 @@ def test_results_do_not_depend_on_the_order_of_the_batch(build):
     torch.testing.assert_close(shuffled.loss, straight.loss, rtol=1e-5, atol=1e-6)
 
 
-def test_two_of_one_seed_begin_alike_and_of_two_seeds_apart(build_single):
+def test_equal_seeds_give_equal_quantizers_and_different_seeds_do_not(build_single):
     build = build_single
     torch.manual_seed(1)
     first = build(seed=3).state_dict()
     torch.manual_seed(2)
-    again, other = build(seed=3).state_dict(), build(seed=4).state_dict()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
+    repeated, reseeded = build(seed=3).state_dict(), build(seed=4).state_dict()
+    assert all(torch.equal(first[name], repeated[name]) for name in first)
+    assert any(not torch.equal(first[name], reseeded[name]) for name in first)
     assert build(seed=3).seed == 3
 
 
@@ -142,8 +131,8 @@ def test_autocast_changes_no_index_and_no_gradient(build):
             indices = quantizer.encode(z)
         loss = out.loss + out.quantized.square().sum()
         results.append((out.indices, indices, *torch.autograd.grad(loss, z)))
-    for plain, automatic in zip(*results, strict=True):
-        assert torch.equal(plain, automatic)
+    for plain, autocast in zip(*results, strict=True):
+        assert torch.equal(plain, autocast)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -158,7 +147,7 @@ def test_moving_to_another_dtype_works(build, dtype):
     assert quantizer.decode(out.indices).shape == z.shape
 
 
-def test_moving_to_another_device_leaves_nothing_behind(build):
+def test_moving_to_another_device_moves_everything(build):
     quantizer = build().to("meta")
     tensors = [*quantizer.parameters(), *quantizer.buffers()]
     assert all(tensor.is_meta for tensor in tensors)
@@ -215,7 +204,7 @@ def test_every_gradient_is_finite_and_reaches_the_latents(build):
 
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("training", [True, False])
-def test_compiled_without_graph_breaks_it_gives_the_same(build, training):
+def test_compiled_quantizers_give_the_same_without_graph_breaks(build, training):
     torch.compiler.reset()
     z = latents().requires_grad_()
     eager, compiled = build().train(training), build().train(training)
@@ -233,9 +222,9 @@ def test_compiled_without_graph_breaks_it_gives_the_same(build, training):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, within its compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch's compiler itself
 @pytest.mark.parametrize("name", ["lgq", "vq", "rotvq"])
-def test_compiled_by_the_default_compiler_it_has_the_same_gradients(name):
+def test_the_default_compiler_gives_the_same_gradients(name):
     torch.compiler.reset()
     z = latents(40, DIM).requires_grad_()
     eager, compiled = QUANTIZERS[name](DIM, 32), QUANTIZERS[name](DIM, 32)
@@ -246,7 +235,7 @@ def test_compiled_by_the_default_compiler_it_has_the_same_gradients(name):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_compiled_once_it_takes_batches_of_any_size(build):
+def test_one_compilation_serves_batches_of_any_size(build):
     torch.compiler.reset()
     quantizer = build().eval()
     graphs = CompileCounterWithBackend("aot_eager")
@@ -257,21 +246,21 @@ def test_compiled_once_it_takes_batches_of_any_size(build):
 
 
 @pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
-def test_progress_outside_training_is_refused(build, progress):
+def test_progress_outside_0_to_1_raises_an_error(build, progress):
     with pytest.raises(ValueError, match=f"progress runs from 0 to 1, got {progress}"):
         build().anneal(progress)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_bad_latents_are_refused_by_name(build):
+def test_bad_latents_raise_an_error(build):
     quantizer = build()
     with pytest.raises(ValueError, match=rf"{DIM} channels at axis -1, got shape \(4, 5\).*channel_dim"):
         quantizer(torch.randn(4, 5))
     with pytest.raises(ValueError, match=r"floating point, got torch\.int64"):
         quantizer(torch.zeros(4, DIM, dtype=torch.int64))
-    for poison in (float("nan"), float("inf")):
+    for bad in (float("nan"), float("inf")):
         z = latents(7, DIM)
-        z[2, 1] = poison
+        z[2, 1] = bad
         with pytest.raises(ValueError, match="1 of 7 latent vectors contain NaN or infinity"):
             quantizer(z)
         with pytest.raises(ValueError, match="1 of 7 latent vectors"):
@@ -279,7 +268,7 @@ def test_bad_latents_are_refused_by_name(build):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_bad_indices_are_refused_by_name(build):
+def test_bad_indices_raise_an_error(build):
     quantizer = build()
     good = quantizer(latents()).indices
     bad = good.clone()
@@ -293,7 +282,7 @@ def test_bad_indices_are_refused_by_name(build):
         quantizer.decode(good.float())
 
 
-def test_the_registry_has_the_paper_s_seven_and_what_is_added(monkeypatch):
+def test_the_registry_has_seven_quantizers_and_takes_more(monkeypatch):
     assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq"]
     monkeypatch.setattr("lgq.quantizers.QUANTIZERS", dict(QUANTIZERS))
     register("mine", type("Mine", (FSQ,), {"label": "Mine"}))
@@ -305,7 +294,7 @@ def test_the_registry_has_the_paper_s_seven_and_what_is_added(monkeypatch):
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_codebook_lists_the_codes_of_its_size(name):
+def test_codebooks_have_distinct_codes(name):
     quantizer = QUANTIZERS[name](DIM, 32)
     assert quantizer.codebook.shape[0] == 32 == quantizer.codebook_size
     assert quantizer.dim == DIM

@@ -1,4 +1,4 @@
-"""What LGQ adds to the contract: its loss against the plain formula, annealing, and each option."""
+"""LGQ: its loss against the plain formula, annealing, and each option."""
 
 import math
 
@@ -86,40 +86,40 @@ def test_temperature_keeps_its_precision_in_half(dtype):
     assert q.codebook.dtype == dtype
 
 
-def test_evaluation_meets_no_other_process(monkeypatch):
+def test_evaluation_does_not_communicate(monkeypatch):
     def refuse(x):
-        raise AssertionError("an evaluation of one process would wait for the others for ever")
+        raise AssertionError("an evaluation on one process would wait for the others forever")
 
     monkeypatch.setattr("lgq.quantizers.lgq.sum_over_ranks", refuse)
     q = LGQ(3, 8, sync_usage=True).eval()
     q(torch.randn(4, 3, requires_grad=True)).quantized.sum().backward()
 
 
-def test_codes_begin_with_unit_norm_on_average():
+def test_initial_codes_have_unit_norm_on_average():
     norms = LGQ(64, 4096).codebook.detach().square().sum(1)
     assert float(norms.mean()) == pytest.approx(1, abs=0.02)
 
 
-def test_data_start_copies_latents_of_the_first_training_batch_once():
+def test_data_init_copies_latents_of_the_first_training_batch_once():
     q = LGQ(3, 8, init="data")
     normal = q.codebook.detach().clone()
     q.eval()(torch.randn(20, 3))
-    assert torch.equal(q.codebook, normal), "an evaluation must not start the codebook"
+    assert torch.equal(q.codebook, normal), "an evaluation must not initialize the codebook"
     z = torch.randn(20, 3)
     q.train()(z)
-    started = q.codebook.detach().clone()
-    assert (torch.cdist(started, z).min(1).values < 1e-6).all()
+    codes = q.codebook.detach().clone()
+    assert (torch.cdist(codes, z).min(1).values < 1e-6).all()
     q(torch.randn(20, 3))
-    assert torch.equal(q.codebook, started)
+    assert torch.equal(q.codebook, codes)
 
 
-def test_data_start_of_too_few_latents_makes_distinct_codes():
+def test_data_init_from_few_latents_makes_distinct_codes():
     q = LGQ(3, 50, init="data")
     q(torch.randn(7, 3))
     assert len(q.codebook.unique(dim=0)) == 50
 
 
-def test_a_started_codebook_stays_started_through_a_checkpoint():
+def test_an_initialized_codebook_stays_so_in_a_checkpoint():
     q, resumed = LGQ(3, 8, init="data"), LGQ(3, 8, init="data")
     q(torch.randn(20, 3))
     resumed.load_state_dict(q.state_dict())
@@ -142,7 +142,7 @@ def test_a_started_codebook_stays_started_through_a_checkpoint():
         ({"init": "zeros"}, "init must be 'normal' or 'data', got 'zeros'"),
     ],
 )
-def test_bad_settings_are_refused_by_name(options, message):
+def test_bad_settings_raise_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         LGQ(4, 8, **options)
 
@@ -156,22 +156,24 @@ def test_bad_settings_are_refused_by_name(options, message):
         ("fsq", {"decay": 0.9}, "unknown fsq option 'decay': choose from channel_dim, levels, seed"),
     ],
 )  # fmt: skip
-def test_unknown_names_are_answered_with_the_known_ones(name, options, message):
+def test_errors_about_unknown_names_list_the_known_ones(name, options, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         build_quantizer(name, 4, 8, **options)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize(("dim", "size"), [(8.0, 16), (8, 16.0), ("8", 16), (True, 16)])
-def test_sizes_that_are_no_whole_numbers_are_refused(dim, size):
-    with pytest.raises(ValueError, match="must be a whole number, got"):
-        LGQ(dim, size)
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize(("dim", "size", "name"), [(0, 8, "dim"), (4, 0, "codebook_size"), (-1, 8, "dim")])
-def test_sizes_below_one_are_refused(dim, size, name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+@pytest.mark.parametrize(
+    ("dim", "size", "message"),
+    [
+        (8.0, 16, "dim must be a whole number, got 8.0"),
+        (True, 16, "dim must be a whole number, got True"),
+        (8, "16", "codebook_size must be a whole number, got '16'"),
+        (-1, 8, "dim must be at least 1"),
+        (4, 0, "codebook_size must be at least 1"),
+    ],
+)
+def test_sizes_that_are_not_positive_integers_raise_an_error(dim, size, message):
+    with pytest.raises(ValueError, match=message):
         LGQ(dim, size)
 
 
@@ -180,7 +182,7 @@ def mean_error(q, z):
 
 
 def test_training_with_the_default_loss_spreads_the_codes_over_clustered_data():
-    """The point of the method: after a short training no code is dead and the error has shrunk."""
+    """After a short training, no code is dead and the error has fallen."""
     centres = torch.randn(16, 4, generator=torch.Generator().manual_seed(5))
     z = centres.repeat_interleave(16, 0) + 0.05 * torch.randn(256, 4)
     q = LGQ(4, 16, diversity_weight=0.05)

@@ -1,4 +1,4 @@
-"""What VQ's running means promise beyond the formulas of test_baselines.py."""
+"""VQ's moving averages beyond the formulas of test_baselines.py, and errors of Residual."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from lgq.quantizers import VQ, Residual
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_running_means_keep_their_precision_in_half(dtype):
+def test_moving_averages_keep_their_precision_in_half(dtype):
     half, full = VQ(4, 8).to(dtype), VQ(4, 8).to(dtype).float()
     for seed in range(3):
         z = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -42,7 +42,7 @@ def test_each_latent_revives_at_most_one_code():
     assert (codes != start).any(1).all(), "every dead code gets its turn"
 
 
-def test_an_empty_batch_leaves_the_running_means():
+def test_an_empty_batch_keeps_the_moving_averages():
     q = VQ(2, 4, restart_below=0.9)
     q(torch.randn(10, 2))
     before = q.counts.clone(), q.sums.clone()
@@ -51,19 +51,19 @@ def test_an_empty_batch_leaves_the_running_means():
     assert torch.equal(q.sums, before[1])
 
 
-def test_a_residual_quantizer_names_where_its_codebooks_are():
+def test_an_error_says_where_the_codebooks_of_a_residual_quantizer_are():
     q = Residual([VQ(2, 4), VQ(2, 4)])
     with pytest.raises(NotImplementedError, match=r"stages\[i\].codebook"):
         _ = q.codebook
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_lone_quantizer_is_no_list_of_stages():
+def test_a_single_quantizer_is_not_a_list_of_stages():
     with pytest.raises(ValueError, match="must be a list of quantizers"):
         Residual(VQ(2, 4))
 
 
-def test_stages_may_be_built_without_memory():
+def test_stages_can_be_built_on_the_meta_device():
     with torch.device("meta"):
         q = Residual([VQ(2, 4), VQ(2, 4)])
     assert q.stages[0].codebook.is_meta
