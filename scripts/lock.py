@@ -1,10 +1,10 @@
-"""Write requirements.lock: every package of a full installation, by version and by the hash of its file.
+"""Write requirements.lock: every package of a full installation, with its version and the hash of its file.
 
     python scripts/lock.py
 
-pip resolves the direct dependencies as constraints.txt pins them, and tells which files it would install
-on this machine, and their sha256; nothing is installed. Where the files came from is not written down:
-it is the hash that vouches for a file.
+pip resolves the dependencies as constraints.txt pins them, and reports the files that it would install here
+with their sha256. Nothing is installed. The lock does not record where a file comes from: its hash
+identifies it.
 """
 
 import json
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 EXTRAS = "dev,bench,umap,wandb"
 _HEADER = """\
-# Every package of `.[{extras}]` for {place}, by version and hash.
+# Every package of `.[{extras}]` for {place}, with version and hash.
 # Written by `python scripts/lock.py`; install with `pip install --require-hashes -r requirements.lock`.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def resolved() -> list[dict[str, Any]]:
-    """What pip would install; the project itself, a directory, is among it."""
+    """Packages that pip would install, including the project itself, which is a directory."""
     options = ("--dry-run", "--ignore-installed", "--quiet", "--report", "-")
     wanted = ("--constraint", str(ROOT / "constraints.txt"), f"{ROOT}[{EXTRAS}]")
     command = [sys.executable, "-m", "pip", "install", *options, *wanted]
@@ -42,7 +42,7 @@ def resolved() -> list[dict[str, Any]]:
 
 def line_of(package: dict[str, Any]) -> str:
     name = package["metadata"]["name"].lower().replace("_", "-").replace(".", "-")
-    # Without a local part such as +cpu, as in constraints.txt: the hash says which build it is.
+    # Without a local part such as +cpu, as in constraints.txt: the hash identifies the build.
     version = package["metadata"]["version"].partition("+")[0]
     digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
     return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"

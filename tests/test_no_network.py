@@ -1,4 +1,4 @@
-"""Nothing but `lgq weights fetch` and a name on the Hub reaches for the network, tried on whole commands."""
+"""Training, encoding and evaluating use no network."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ weights status
 
 
 def run(code: str, folder: Path) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
-    """Python code in another process, where every way out is noted down and closed; the ways it tried."""
+    """Run code in another process that refuses and records every connection; return the connections."""
     (folder / "sitecustomize.py").write_text(GUARD)
     calls = folder / "calls"
     calls.touch()
@@ -74,7 +74,7 @@ def test_training_encoding_and_evaluating_need_no_network(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
-def test_a_way_out_would_be_noted(host, tmp_path):
+def test_a_connection_would_be_recorded(host, tmp_path):
     done, calls = run(f"import socket; socket.create_connection(({host!r}, 80), 1)", tmp_path)
     assert done.returncode != 0
     assert calls[0].count(host) == 1

@@ -1,4 +1,4 @@
-"""The lock: every package with its hash, in agreement with constraints.txt, from nowhere in particular."""
+"""requirements.lock: every package with its hash, as constraints.txt pins it, from any index."""
 
 import re
 from pathlib import Path

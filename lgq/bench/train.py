@@ -1,9 +1,8 @@
 """Speed of a tokenizer's training step beside the plain model, and the share of each of its parts.
 
-Four variants train in turns, some steps at a time, in one process:
+Three variants train in turns, some steps at a time, in one process:
 
     plain         the same model in its simplest form: float32, channels first, dense quantizer
-    float32       the run in float32 with channels last, on one batch that is loaded already
     cached        the run with its own settings, on one batch that is loaded already
     with data     the run with its own settings, reading and decoding its images
 """
@@ -67,7 +66,7 @@ class TrainRow:
 
 
 def plan(settings: TrainBenchmark) -> tuple[str, ...]:
-    return ("plain", "float32", "cached", "with data")
+    return ("plain", "cached", "with data")
 
 
 def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
@@ -78,14 +77,9 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
         raise BenchmarkError(message)
     changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
     run = replace(run, **{name: value for name, value in changes.items() if value is not None})
-    float32 = replace(run, precision="float32", channels_last=True)
     with tempfile.TemporaryDirectory() as out:
         cached = OnOneBatch(run, data, data, Path(out))
-        trainers = {
-            "float32": OnOneBatch(float32, data, data, Path(out)),
-            "cached": cached,
-            "with data": TokenizerTrainer(run, data, data, Path(out)),
-        }
+        trainers = {"cached": cached, "with data": TokenizerTrainer(run, data, data, Path(out))}
         steps: dict[str, Step] = {"plain": plain_step(run, cached._next_images())}
         steps |= {name: trainer.train_step for name, trainer in trainers.items()}
         images = run.batch_size * run.accumulate * settings.steps
