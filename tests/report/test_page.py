@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from result_sets import FakeRow, comparison_rows, write_results
 
+import lgq
 from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
@@ -190,7 +191,7 @@ def test_a_copy_gives_the_same_page_without_weights(results, tmp_path):
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(100))
     page, again, copy = tmp_path / "page.html", tmp_path / "again.html", tmp_path / "copy"
-    summary = write_report(results.root, page, keep=copy)
+    summary = lgq.report(results.root, page, keep=copy)
     write_report(copy, again)
     assert again.read_bytes() == page.read_bytes()
     copied = [file for file in copy.rglob("*") if file.is_file()]
