@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from command_line import lgq as command
+from command_line import mistake
 from PIL import Image
 
 import lgq
 from lgq import Tokenizer, weights
-from lgq.cli import main
 from lgq.models.autoencoder import Backbone
 from lgq.results import read_results
 
@@ -28,17 +29,10 @@ def no_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
 
 
-def refusal(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
-
-
 @pytest.mark.usefixtures("no_weights")
 def test_an_evaluation_is_printed_recorded_and_drawn(tokenizer, capsys):
     for _ in range(2):
-        main(["evaluate", str(tokenizer), *IMAGES])
+        command("evaluate", tokenizer, *IMAGES)
     printed = capsys.readouterr()
     assert "6 images" in printed.out
     assert "PSNR" in printed.out
@@ -56,7 +50,7 @@ def test_an_evaluation_is_printed_recorded_and_drawn(tokenizer, capsys):
 
 @pytest.mark.usefixtures("no_weights")
 def test_a_metric_without_its_weights_is_absent_by_name_with_the_command(tokenizer, capsys):
-    main(["evaluate", str(tokenizer), *IMAGES, "--json"])
+    command("evaluate", tokenizer, *IMAGES, "--json")
     printed = capsys.readouterr()
     record = json.loads(printed.out)
     assert PAPER - record["metrics"].keys() == {"lpips", "reconstruction_loss", "rfid"}
@@ -67,7 +61,7 @@ def test_a_metric_without_its_weights_is_absent_by_name_with_the_command(tokeniz
 
 @pytest.mark.usefixtures("no_weights")
 def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
-    main(["evaluate", str(tokenizer), *IMAGES, "--geometry", "pca", "--json"])
+    command("evaluate", tokenizer, *IMAGES, "--geometry", "pca", "--json")
     record = lgq.evaluate(tokenizer, "sample:held-out", images=6, image_size=32, workers=0, geometry="pca")
     assert capsys.readouterr().out.strip() == record.to_json()
     printed, returned = read_results(tokenizer / "evaluation" / "results.jsonl")
@@ -80,7 +74,7 @@ def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
 @pytest.mark.usefixtures("no_weights")
 def test_geometry_adds_its_numbers_and_pictures(tokenizer, tmp_path, capsys):
     out = tmp_path / "out"
-    main(["evaluate", str(tokenizer), *IMAGES, "--geometry", "pca", "--out", str(out)])
+    command("evaluate", tokenizer, *IMAGES, "--geometry", "pca", "--out", out)
     (record,) = read_results(out / "results.jsonl")
     assert 0 < record["geometry"]["metrics"]["cooccurrence_density"] <= 1
     assert {path.stem for path in out.glob("*.png")} >= {"usage", "atlas", "norms", "overlay", "best"}
@@ -92,7 +86,7 @@ def test_geometry_adds_its_numbers_and_pictures(tokenizer, tmp_path, capsys):
     reason="needs weights of other networks: lgq weights fetch",
 )
 def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
-    main(["evaluate", str(tokenizer), *IMAGES, "--json"])
+    command("evaluate", tokenizer, *IMAGES, "--json")
     record = json.loads(capsys.readouterr().out)
     assert record["metrics"].keys() >= PAPER | {"kid", "precision", "recall"}
     assert record["fid"]["images"] == record["fid"]["reference_images"] == 6
@@ -101,18 +95,18 @@ def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
 
 @pytest.mark.usefixtures("no_weights")
 def test_mistakes_of_an_evaluation_are_named(tokenizer, capsys):
-    assert "give --image-size" in refusal(capsys, "evaluate", tokenizer, "--data", "sample")
-    assert "nowhere does not exist" in refusal(
+    assert "give --image-size" in mistake(capsys, "evaluate", tokenizer, "--data", "sample")
+    assert "nowhere does not exist" in mistake(
         capsys, "evaluate", tokenizer, "--data", "nowhere", "--image-size", 32
     )
-    assert "images must be at least 1" in refusal(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
-    assert "image_size must be" in refusal(capsys, "evaluate", tokenizer, *IMAGES, "--image-size", 0)
-    assert "give --out" in refusal(capsys, "evaluate", "nobody/nothing", *IMAGES)
+    assert "images must be at least 1" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
+    assert "image_size must be" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--image-size", 0)
+    assert "give --out" in mistake(capsys, "evaluate", "nobody/nothing", *IMAGES)
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_the_state_of_the_weights_is_shown_with_the_way_to_have_them(capsys):
-    main(["weights", "status"])
+    command("weights", "status")
     printed = " ".join(capsys.readouterr().out.split())
     for name in weights.SETS:
         assert name in printed
@@ -122,6 +116,6 @@ def test_the_state_of_the_weights_is_shown_with_the_way_to_have_them(capsys):
 @pytest.mark.usefixtures("no_weights")
 def test_a_file_that_holds_no_weights_is_refused(tmp_path, capsys):
     (tmp_path / "file.pth").write_bytes(b"no weights")
-    assert "none of the files that can be imported" in refusal(
+    assert "none of the files that can be imported" in mistake(
         capsys, "weights", "import", tmp_path / "file.pth"
     )

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from command_line import lgq, mistake
 from PIL import Image
 
 from lgq import MaskGIT, Tokenizer
-from lgq.cli import main
 from lgq.data import to_png
 from lgq.inference.inpaint import _read_image, inpaint
 from lgq.inference.sample import NOTE
@@ -45,21 +45,6 @@ def photo(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     return tmp_path / "photo.png"
-
-
-def lgq(*arguments):
-    main([str(argument) for argument in arguments])
-
-
-def refusal(capsys, *arguments) -> str:
-    """The one line in which a command refuses to go on."""
-    with pytest.raises(SystemExit) as stop:
-        lgq(*arguments)
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("lgq: ")
-    return lines[0]
 
 
 def paint(path, size=(30, 20), box=None):
@@ -143,9 +128,9 @@ def test_images_of_another_drawing_are_left_alone(generator, tmp_path, capsys):
         ("classes", *command[:5], 2, *command[6:]),
         ("generator", "sample", other, *command[2:]),
     ):
-        assert f"another drawing ({name} not the same)" in refusal(capsys, *change)
+        assert f"another drawing ({name} not the same)" in mistake(capsys, *change)
     (out / NOTE).write_text("{}")
-    assert "has other bytes than were written" in refusal(capsys, *command)
+    assert "has other bytes than were written" in mistake(capsys, *command)
     (out / NOTE).write_bytes(before[NOTE])
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -213,7 +198,7 @@ def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys)
         ("needs a generator", tmp_path / "run"),
         ("needs a generator", tmp_path / "run" / "best"),
     ):
-        assert words in refusal(capsys, "sample", source, "--out", new, *options)
+        assert words in mistake(capsys, "sample", source, "--out", new, *options)
         assert not new.parent.exists(), words
 
 
@@ -236,7 +221,7 @@ def test_mistakes_of_inpainting_are_named_in_one_line(generator, photo, tmp_path
         ("count must be at least 1, got 0", photo, *box, "--label", 0, "--count", 0),
         ("steps must be at least 1, got 0", photo, *box, "--label", 0, "--steps", 0),
     ):
-        assert words in refusal(capsys, "inpaint", generator, image, "--out", new, *options)
+        assert words in mistake(capsys, "inpaint", generator, image, "--out", new, *options)
         assert not new.parent.exists(), words
 
 
@@ -253,11 +238,11 @@ def test_a_place_that_cannot_take_the_result_is_named_before_the_work(generator,
         ("must end in .png, and be no directory, or", ["sample", missing], tmp_path / "folder.png"),
         ("must end in .png, and be no directory,", ["inpaint", missing, photo, *box], tmp_path / "strip"),
     ):
-        assert words in refusal(capsys, *command, "--out", out)
+        assert words in mistake(capsys, *command, "--out", out)
 
 
 def test_a_generator_whose_tokenizer_was_exchanged_is_refused(generator, tmp_path, capsys):
     shutil.copytree(generator, tmp_path / "mixed")
     build(20, seed=1).tokenizer.save_pretrained(tmp_path / "mixed" / "tokenizer")
-    line = refusal(capsys, "sample", tmp_path / "mixed", "--out", tmp_path / "grid.png")
+    line = mistake(capsys, "sample", tmp_path / "mixed", "--out", tmp_path / "grid.png")
     assert "trained on tokens of tokenizer" in line

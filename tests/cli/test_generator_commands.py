@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from cheap_inception import FEATURES, CheapInception
+from command_line import lgq, mistake
 from PIL import Image
 from safetensors.torch import load_file
 from token_sets import write_tokens
 from torch import Tensor
 
 from lgq import MaskGIT, Tokenizer, evaluation
-from lgq.cli import main
 from lgq.data import FolderDataset
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
@@ -46,20 +46,6 @@ DRAWN = ["--images", 24, "--seeds", 0, 1, "--sampling.steps", 2, "--batch-size",
 class CheapClassifier(CheapInception):
     def logits(self, features: Tensor) -> Tensor:
         return 3 * features[:, :LOGITS]
-
-
-def lgq(*arguments: object) -> None:
-    main([str(argument) for argument in arguments])
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line in which a command refuses to go on."""
-    with pytest.raises(SystemExit) as stop:
-        lgq(*arguments)
-    printed = capsys.readouterr()
-    lines = printed.err.strip().splitlines()
-    assert (stop.value.code, len(lines), printed.out) == (2, 1, ""), lines
-    return lines[0]
 
 
 def build(seed: int = 0, codebook_size: int = CODES) -> Tokenizer:
@@ -163,7 +149,7 @@ def test_the_same_command_continues_a_generator(made, tmp_path, capsys):
     train(made, out)
     assert "all 3 steps are done" in capsys.readouterr().err
     assert (out / "metrics.jsonl").read_bytes() == records
-    assert "transformer.width (was 16, now 32)" in refusal(
+    assert "transformer.width (was 16, now 32)" in mistake(
         capsys, "train-generator", "pocket", "--tokens", made.train, "--val-tokens", made.val,
         "--out", out, *TINY, "--transformer.width", 32,
     )  # fmt: skip
@@ -188,7 +174,7 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
     shutil.copytree(made.train, bare, ignore=shutil.ignore_patterns("tokenizer"))
     command = ["train-generator", "pocket", "--tokens", bare, "--val-tokens", made.val, *TINY, "--dry-run"]
     command += ["--out", tmp_path / "run"]
-    assert "holds no tokenizer/" in refusal(capsys, *command)
+    assert "holds no tokenizer/" in mistake(capsys, *command)
     lgq(*command, "--tokenizer", made.tokenizer)
 
 
@@ -264,13 +250,6 @@ def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tm
     assert "no kid, precision, recall: " in capsys.readouterr().err
 
 
-def test_one_json_object_is_the_record(made, tmp_path, capsys):
-    lgq("evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", tmp_path, "--json")
-    printed = capsys.readouterr()
-    assert [json.loads(printed.out)] == read_results(tmp_path / "results.jsonl")
-    assert "gFID" in printed.err
-
-
 def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, capsys):
     question = ["evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--batch-size", 5]
     lgq(*question)
@@ -299,17 +278,6 @@ def test_a_likelihood_may_be_of_some_images_alone(made, tmp_path):
     assert record["likelihood"] == values | token_entropies(val).record()
 
 
-def test_images_and_tokens_are_asked_about_in_one_evaluation(made, tmp_path, capsys):
-    few = [*DRAWN, "--images", 10]
-    lgq("evaluate", made.generator, "--data", made.photos, "--tokens", made.val, *few, "--out", tmp_path)
-    (record,) = read_results(tmp_path / "results.jsonl")
-    assert record["likelihood"]["nll"] > 0 < record["metrics"]["gfid"]
-    assert (record["images"], record["likelihood"]["images"]) == (10, 12)
-    printed = capsys.readouterr().out
-    assert "gFID" in printed
-    assert "NLL" in printed
-
-
 def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatch):
     unlabelled = {"codebook_size": CODES, "fingerprint": build().fingerprint()}
     tokens = write_tokens(tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), **unlabelled)
@@ -323,7 +291,7 @@ def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatc
     command = ["evaluate", tmp_path / "run", "--tokens", tokens.path, "--train-tokens", labelled.path]
     capsys.readouterr()
     monkeypatch.delattr(evaluation, "evaluate_likelihood")  # it would be work for nothing
-    assert "it has no classes, and" in refusal(capsys, *command)
+    assert "it has no classes, and" in mistake(capsys, *command)
 
 
 def test_tokens_may_lack_the_last_classes_of_a_generator(made, tmp_path):
@@ -373,12 +341,12 @@ def test_mistakes_of_training_are_named_in_one_line(made, foreign, tmp_path, cap
     ):
         for dry in ([], ["--dry-run"]):
             command = ["train-generator", "pocket", "--tokens", tokens, "--out", out, *TINY, *options, *dry]
-            assert words in refusal(capsys, *command), words
+            assert words in mistake(capsys, *command), words
             assert not out.exists(), words
     command = ["train-generator", "pockets", "--tokens", made.train, "--out", out]
-    assert "unknown generator 'pockets': did you mean 'pocket'?" in refusal(capsys, *command)
+    assert "unknown generator 'pockets': did you mean 'pocket'?" in mistake(capsys, *command)
     command[1] = "pocket-lgq"
-    assert "unknown generator 'pocket-lgq': did you mean 'pocket'?" in refusal(capsys, *command)
+    assert "unknown generator 'pocket-lgq': did you mean 'pocket'?" in mistake(capsys, *command)
 
 
 @pytest.mark.usefixtures("nothing_long")
@@ -412,12 +380,12 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
         ("images must be at least 1, got 0", *tokens, "--images", 0),
         ("statistics need 2 images or more, got 1 in", "--data", foreign.single, *tokens),
     ):
-        assert words in refusal(capsys, "evaluate", made.generator, *options, "--out", out), words
+        assert words in mistake(capsys, "evaluate", made.generator, *options, "--out", out), words
         assert not out.exists(), words
-    line = refusal(capsys, "evaluate", foreign.mixed, *tokens, "--out", out)
+    line = mistake(capsys, "evaluate", foreign.mixed, *tokens, "--out", out)
     assert "trained on tokens of tokenizer" in line
     (tmp_path / "file").write_text("in the way")
-    line = refusal(capsys, "evaluate", made.generator, *data, "--out", tmp_path / "file")
+    line = mistake(capsys, "evaluate", made.generator, *data, "--out", tmp_path / "file")
     assert "choose another directory" in line
 
 
@@ -426,13 +394,13 @@ def test_without_the_weights_of_inception_nothing_is_measured(made, tmp_path, mo
     without = MetricNetworks(absent={"gfid": "run `lgq weights fetch`."})
     monkeypatch.setattr(MetricNetworks, "available", lambda device, for_generation: without)
     question = ["evaluate", made.generator, "--data", made.photos, "--tokens", made.val, "--out", tmp_path]
-    assert "run `lgq weights fetch`" in refusal(capsys, *question)
+    assert "run `lgq weights fetch`" in mistake(capsys, *question)
 
 
 def test_what_is_asked_of_a_generator_is_not_asked_of_a_tokenizer(made, capsys):
     for option in (["--seeds", 1], ["--tokens", made.val], ["--train-tokens", made.train],
                    ["--reference", "x.npz"], ["--sampling.steps", 3], ["--sampling.top-k", 3]):  # fmt: skip
-        line = refusal(capsys, "evaluate", made.tokenizer, "--data", made.photos, "--image-size", 8, *option)
+        line = mistake(capsys, "evaluate", made.tokenizer, "--data", made.photos, "--image-size", 8, *option)
         name = option[0].removeprefix("--").replace("-", "_")
         assert f"is a tokenizer, to which {name} does not apply: leave it out" in line
     assert not (made.tokenizer / "evaluation").exists()
@@ -447,9 +415,9 @@ def test_a_generator_is_no_tokenizer_and_the_reverse(made, tmp_path, capsys):
             ["reconstruct", source, photo, "--out", out],
             ["decode", source, made.val, "--out", out],
         ):
-            assert "is a generator, and this needs a tokenizer" in refusal(capsys, *command)
+            assert "is a generator, and this needs a tokenizer" in mistake(capsys, *command)
     for command in (["sample"], ["inpaint", "--box", 0, 0, 4, 4]):
-        line = refusal(capsys, command[0], made.tokenizer, *[photo][: len(command) - 1], *command[1:],
+        line = mistake(capsys, command[0], made.tokenizer, *[photo][: len(command) - 1], *command[1:],
                        "--out", tmp_path / "out.png")  # fmt: skip
         assert "is a tokenizer, and this needs a generator" in line
     assert not list(tmp_path.glob("out*"))
@@ -473,25 +441,4 @@ def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_pat
         ["sample", made.generator, "--classes", huge],
         ["inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", huge],
     ):
-        assert f"class {huge} is not among 0..1" in refusal(capsys, *command, "--out", out)
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        ("evaluate GEN --tokens t --sampling.steps 0", "steps must be at least 1, got 0"),
-        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must be above 0"),
-        ("train-generator pocket --tokens t --out o --transformer.heads 7", "heads must divide width"),
-        ("train pocket-lgq --data d --out o --backbone.blocks 0", "blocks must be at least 1, got 0"),
-        ("sample GEN --out s.png --steps 0", "steps must be at least 1, got 0"),
-    ],
-)
-def test_settings_deep_within_a_command_are_refused_in_one_line(command, line, capsys):
-    assert line in refusal(capsys, *command.split())
-
-
-def test_words_that_are_no_value_are_explained_with_their_option(capsys):
-    with pytest.raises(SystemExit) as stop:
-        lgq("sample", "GEN", "--out", "s.png", "--steps", "many")
-    assert stop.value.code == 2
-    assert "--steps" in capsys.readouterr().err
+        assert f"class {huge} is not among 0..1" in mistake(capsys, *command, "--out", out)

@@ -4,18 +4,15 @@ import json
 import re
 
 import pytest
+from command_line import TINY_TOKENIZER, lgq, mistake
 from PIL import Image
 from safetensors.torch import load_file
 
 from lgq import Tokenizer
-from lgq.cli import main
 from lgq.data import FolderDataset, open_dataset
 from lgq.data.tokens import TokenDataset
 from lgq.inference.encode import encode, estimate_encoding
 from lgq.training.journal import read_records
-
-TINY = ["--image-size", "16", "--backbone.widths", "8", "16", "--backbone.groups", "4", "--batch-size", "4"]
-TINY += ["--codebook-size", "16", "--workers", "0", "--validation-images", "4", "--log-every", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +23,8 @@ def folder(tmp_path_factory):
         path = folder / "photos" / ("cat", "dog")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + i, 20), (20 * i, 40, 120)).save(path)
-    main(["shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0"])
-    main(["train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY])
+    lgq("shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0")
+    lgq("train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
     return folder
 
 
@@ -40,28 +37,17 @@ def stream_of(folder):
     ]
 
 
-def refusal(capsys, *arguments) -> str:
-    """The one line in which a command refuses to go on."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert stop.value.code == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lgq: ")]
-    assert lines
-    return lines[-1]
-
-
 def test_shards_are_data_for_every_command(folder, capsys):
     shards = open_dataset(f"{folder}/shards/shard-*.tar")
     photos = FolderDataset(folder / "photos")
     assert sorted(image.data for image in shards) == sorted(image.data for image in photos)
     assert shards.classes == ("cat", "dog")
-    main(["encode", f"{folder}/run", "--data", f"{folder}/shards/shard-*.tar", "--out", f"{folder}/tokens"])
+    lgq("encode", f"{folder}/run", "--data", f"{folder}/shards/shard-*.tar", "--out", f"{folder}/tokens")
     assert TokenDataset(folder / "tokens").classes == ("cat", "dog")
 
 
 def test_the_end_names_the_pattern_of_the_shards(folder, capsys):
-    main(["shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0"])
+    lgq("shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0")
     line = capsys.readouterr().err.strip().replace("\n", "")
     assert line == f"lgq: 10 images in 3 shards: {folder}/shards/shard-{{000000..000002}}.tar"
 
@@ -70,19 +56,19 @@ def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/bad.png").write_bytes(b"damaged")
     Image.new("RGB", (9, 9)).save(tmp_path / "in/good.png")
-    main(["shard", f"{tmp_path}/in", "--out", f"{tmp_path}/out", "--workers", "1"])
+    lgq("shard", f"{tmp_path}/in", "--out", f"{tmp_path}/out", "--workers", "1")
     assert "1 images in 1 shard, 1 left out (listed in index.json)" in capsys.readouterr().err
     assert json.loads((tmp_path / "out/index.json").read_text())["shards"][0]["broken"][0][0] == "bad.png"
 
 
 def test_refusals_of_shard_are_one_line(folder, tmp_path, capsys):
     again = ["shard", f"{folder}/photos", "--out", f"{folder}/shards"]
-    assert "their shard_size is 4, not 10000" in refusal(capsys, *again, "--seed", 0)
-    assert "other files than shards" in refusal(capsys, "shard", "sample", "--out", folder / "photos")
+    assert "their shard_size is 4, not 10000" in mistake(capsys, *again, "--seed", 0)
+    assert "other files than shards" in mistake(capsys, "shard", "sample", "--out", folder / "photos")
     assert not (folder / "photos/.lock").exists()
-    assert "does not exist" in refusal(capsys, "shard", "no/such", "--out", tmp_path / "out")
-    assert "is a stream" in refusal(capsys, "shard", "pipe:cat a.tar", "--out", tmp_path / "out")
-    assert "shard_size must be at least 1" in refusal(
+    assert "does not exist" in mistake(capsys, "shard", "no/such", "--out", tmp_path / "out")
+    assert "is a stream" in mistake(capsys, "shard", "pipe:cat a.tar", "--out", tmp_path / "out")
+    assert "shard_size must be at least 1" in mistake(
         capsys, "shard", "sample", "--out", tmp_path / "out", "--shard-size", 0
     )
     assert not (tmp_path / "out").exists()
@@ -90,7 +76,7 @@ def test_refusals_of_shard_are_one_line(folder, tmp_path, capsys):
 
 def test_a_run_on_a_stream_is_continued_by_the_same_command(folder, capsys):
     assert len([each for each in read_records(folder / "run") if each["split"] == "train"]) == 2
-    main(["train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY])
+    lgq("train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
     assert "all 2 steps are done" in capsys.readouterr().err
     config = json.loads((folder / "run/config.json").read_text())
     assert (config["data"]["shards"], config["data"]["readers"]) == (3, 1)
@@ -98,7 +84,7 @@ def test_a_run_on_a_stream_is_continued_by_the_same_command(folder, capsys):
 
 def test_a_command_that_fails_ends_training_in_one_line(folder, tmp_path, capsys):
     data = f"pipe:cat {folder}/shards/shard-{{000000..000002}}.tar; exit 9"
-    line = refusal(
+    line = mistake(
         capsys,
         "train",
         "pocket-lgq",
@@ -108,31 +94,31 @@ def test_a_command_that_fails_ends_training_in_one_line(folder, tmp_path, capsys
         f"{folder}/photos",
         "--out",
         tmp_path,
-        *TINY,
+        *TINY_TOKENIZER,
     )
     assert re.search(r"shard-00000\d\.tar cannot be read: .* exit status 9", line)
 
 
 def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys):
-    stream, train = stream_of(folder)[:2], ["train", "pocket-lgq", "--out", tmp_path / "out", *TINY]
-    assert "--val-data" in refusal(capsys, *train, *stream)
-    assert "--val-data" in refusal(capsys, *train, *stream, "--val-data", stream[1])
-    assert "--val-data" in refusal(capsys, *train, "--data", "sample", "--val-data", stream[1])
-    assert "with --steps" in refusal(capsys, *train, *stream_of(folder), "--epochs", 2)
-    assert "4 readers" in refusal(capsys, *train, *stream_of(folder), "--workers", 4)
-    assert "without --dry-run" in refusal(capsys, *train, *stream_of(folder), "--dry-run")
+    stream, train = stream_of(folder)[:2], ["train", "pocket-lgq", "--out", tmp_path / "out", *TINY_TOKENIZER]
+    assert "--val-data" in mistake(capsys, *train, *stream)
+    assert "--val-data" in mistake(capsys, *train, *stream, "--val-data", stream[1])
+    assert "--val-data" in mistake(capsys, *train, "--data", "sample", "--val-data", stream[1])
+    assert "with --steps" in mistake(capsys, *train, *stream_of(folder), "--epochs", 2)
+    assert "4 readers" in mistake(capsys, *train, *stream_of(folder), "--workers", 4)
+    assert "without --dry-run" in mistake(capsys, *train, *stream_of(folder), "--dry-run")
     for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
-        assert "download the shards" in refusal(capsys, *command, *stream, "--out", tmp_path / "out")
+        assert "download the shards" in mistake(capsys, *command, *stream, "--out", tmp_path / "out")
     experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
-    assert re.search("--data .* fetch the shards", refusal(capsys, *experiment, *stream))
+    assert re.search("--data .* fetch the shards", mistake(capsys, *experiment, *stream))
     for option in ("--val-data", "--show"):
-        assert f"{option} takes" in refusal(capsys, *experiment, "--data", "sample", option, stream[1])
+        assert f"{option} takes" in mistake(capsys, *experiment, "--data", "sample", option, stream[1])
     assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_of_encode_says_what_it_takes_and_leaves_nothing(folder, tmp_path, capsys):
     command = ["encode", f"{folder}/run", "--data", f"{folder}/photos", "--out", f"{tmp_path}/out"]
-    main([*command, "--batch-size", "2", "--shard-size", "4", "--dry-run"])
+    lgq(*command, "--batch-size", "2", "--shard-size", "4", "--dry-run")
     rows = dict(
         re.split(r" {2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.strip().splitlines()
     )
