@@ -273,7 +273,7 @@ def settings(folder: Path) -> Prepared:
     return Prepared([json_bytes(to_json(run)) for run in runs], read)
 
 
-@parser("command line", "words", cost=40)
+@parser("command line", "words", cost=6)
 def command_line(folder: Path) -> Prepared:
     valid = [
         "train pocket-lgq --data sample --out run --backbone.widths 8 8 --quantizer-options tau_end=0.05",
@@ -287,10 +287,11 @@ def command_line(folder: Path) -> Prepared:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             try:
                 parse([os.fsdecode(word) for word in data.split(b"\0")])
-            except SystemExit as end:
-                if end.code not in (0, 2):
+            except (SystemExit, LGQError) as end:
+                if isinstance(end, SystemExit) and end.code:
                     raise
-                raise LGQError("refused by the command line") from end
+                # The message repeats words of the user, however long they are.
+                raise LGQError("help, or a mistake") from end
 
     return Prepared([line.encode().replace(b" ", b"\0") for line in valid], read)
 
