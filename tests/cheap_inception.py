@@ -1,16 +1,22 @@
-"""A judge for tests of what goes on around it: 12 features of coarse pixels, not 2,048 of a deep network."""
+"""Small random networks in place of Inception, and pictures to measure."""
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
+from lgq.metrics.fid import FeatureStatistics, Gaussian
 from lgq.models.inception import FeatureConvention, InceptionV3
 
-FEATURES = 12
+FEATURES, LOGITS = 12, 7
 
 
 class CheapInception(InceptionV3):
-    """Counts the images it sees."""
+    """12 features of coarse pixels; counts the images it sees."""
 
     def __init__(self, *, seed: int = 0):
         torch.nn.Module.__init__(self)
@@ -22,3 +28,31 @@ class CheapInception(InceptionV3):
     def forward(self, images: Tensor) -> Tensor:
         self.seen += len(images)
         return (F.adaptive_avg_pool2d(images, 2).flatten(1) @ self.mixing + 1).relu()
+
+
+class CheapClassifier(CheapInception):
+    def logits(self, features: Tensor) -> Tensor:
+        return 3 * features[:, :LOGITS]
+
+
+def expect_cheap_networks(patch: pytest.MonkeyPatch) -> None:
+    """Let metrics expect the features and classes of these networks."""
+    for module in ("quality", "generation", "reference"):
+        patch.setattr(f"lgq.metrics.{module}.FEATURES", FEATURES)
+    patch.setattr("lgq.metrics.generation.CLASSES", LOGITS)
+
+
+def put_pictures(folder: Path, count: int, broken: tuple[int, ...] = ()) -> Path:
+    folder.mkdir(parents=True)
+    for seed in range(count):
+        coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((20, 20), Image.Resampling.BICUBIC).save(folder / f"{seed:02}.png")
+    for number in broken:
+        (folder / f"{number:02}.png").write_bytes(b"no picture")
+    return folder
+
+
+def gaussian(features: Tensor) -> Gaussian:
+    statistics = FeatureStatistics.empty(features.shape[1])
+    statistics.update(features)
+    return statistics.gaussian()

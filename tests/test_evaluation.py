@@ -1,0 +1,152 @@
+"""`lgq.evaluate`: the record of a tokenizer or a generator, from a directory or a loaded model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cheap_inception import CheapClassifier, expect_cheap_networks, put_pictures
+from process_groups import on_processes
+from token_sets import write_tokens
+
+import lgq
+from lgq import MaskGIT, Sampling, Tokenizer
+from lgq.data import FolderDataset
+from lgq.evaluation import best_median_worst
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.quality import ImageScore
+from lgq.models.autoencoder import Backbone
+from lgq.models.transformer import TransformerSettings
+from lgq.results import read_results
+
+TINY = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
+SIDE, CODES, CLASSES = 8, 6, ("cat", "dog")
+FAST: dict[str, Any] = {"batch_size": 4, "workers": 0}
+
+
+@pytest.fixture(autouse=True)
+def networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
+    network = CheapClassifier()
+    cheap = MetricNetworks(None, network, {"lpips": "no weights"}, network)
+    expect_cheap_networks(monkeypatch)
+    monkeypatch.setattr(MetricNetworks, "available", lambda device, **_: cheap)
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    return cheap
+
+
+def build() -> Tokenizer:
+    torch.manual_seed(0)
+    return Tokenizer(TINY, codebook_size=CODES)
+
+
+def build_generator() -> MaskGIT:
+    settings = TransformerSettings(layers=1, width=8, heads=2, hidden=8)
+    return MaskGIT(build(), image_size=SIDE, classes=CLASSES, transformer=settings)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put_pictures(tmp_path_factory.mktemp("data") / "photos", 12)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    build().save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_a_directory_gets_a_record_and_pictures(saved, photos):
+    record = lgq.evaluate(saved, photos, image_size=SIDE, **FAST)
+    assert record.directory == saved / "evaluation"
+    assert read_results(record.directory / "results.jsonl") == [json.loads(record.to_json())]
+    assert {path.stem for path in record.directory.glob("*.png")} == {"best", "median", "worst"}
+    assert record.metrics["rfid"] > 0
+    assert record.absent == {"lpips": "no weights"}
+    command = ["lgq", "evaluate", str(saved), "--data", str(photos), "--image-size", "8"]
+    assert record.fields["command"] == [*command, "--batch-size", "4", "--workers", "0"]
+
+
+def test_a_loaded_model_and_a_data_set_give_the_same_metrics_and_no_files(saved, photos, tmp_path):
+    expected = lgq.evaluate(saved, photos, image_size=SIDE, **FAST)
+    tokenizer, data = lgq.load_tokenizer(saved), FolderDataset(photos)
+    record = lgq.evaluate(tokenizer, data, image_size=SIDE, **FAST)
+    assert record.directory is record.fields["run"] is None
+    fields, expected_fields = (json.loads(x.to_json()) for x in (record, expected))
+    assert {name for name in fields if fields[name] != expected_fields[name]} == {"command", "run", "weights"}
+    assert lgq.evaluate(tokenizer, data, image_size=SIDE, out=tmp_path / "out", **FAST).directory
+    assert (tmp_path / "out" / "results.jsonl").is_file()
+
+
+def test_a_subset_is_the_same_for_every_call(saved, photos):
+    few = [lgq.evaluate(saved, photos, images=5, image_size=SIDE, **FAST) for _ in range(2)]
+    assert few[0].fields["images"] == 5
+    assert few[0].to_json() == few[1].to_json()
+
+
+def test_a_generator_is_measured_by_images_and_tokens(photos, tmp_path):
+    generator = build_generator()
+    meaning = {"codebook_size": CODES, "fingerprint": generator.tokenizer.fingerprint(), "classes": CLASSES}
+    tokens = write_tokens(
+        tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), labels=[0, 1, 0, 1, 0], **meaning
+    )
+    options = FAST | {"images": 10, "seeds": [0, 1], "sampling": Sampling(steps=2)}
+    record = lgq.evaluate(generator, photos, tokens=tokens.path, **options)
+    assert record.metrics.keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
+    assert record.likelihood["nll"] > 0
+    assert record.draw().keys() == {"samples"}
+    only_tokens = lgq.evaluate(generator, tokens=tokens.path, images=3, batch_size=4)
+    assert (only_tokens.metrics, only_tokens.likelihood["images"]) == ({}, 3)
+
+
+@pytest.mark.parametrize(
+    ("build_model", "options", "message"),
+    [
+        (build, {}, "evaluated on images: give data"),
+        (build, {"data": ".", "seeds": (1,)}, "the model is a tokenizer, to which seeds does not apply"),
+        (build, {"data": ".", "sampling": Sampling(steps=3)}, "to which sampling.steps does not apply"),
+        (build_generator, {}, "give data, reference, or tokens"),
+        (build_generator, {"image_size": 8}, "the model is a generator, to which image_size does not apply"),
+        (build_generator, {"train_tokens": "t"}, "give tokens too"),
+        (build_generator, {"tokens": "t", "seeds": (1,)}, "seeds applies to generated images"),
+        (build_generator, {"tokens": "t", "images": 0}, "images must be at least 1, got 0"),
+    ],
+)
+def test_options_that_do_not_apply_are_named(build_model, options, message):
+    with pytest.raises(lgq.LGQError, match=message):
+        lgq.evaluate(build_model(), **options)
+
+
+def evaluate_cheaply(saved: str, photos: str, cache: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LGQ_CACHE", cache)
+        return lgq.evaluate(saved, photos, image_size=SIDE, **FAST).to_json()
+
+
+def test_under_torchrun_all_processes_return_the_record_and_the_first_writes_it(saved, photos, tmp_path):
+    arguments = (str(saved), str(photos), str(tmp_path / "empty"))
+    first, second = on_processes(2, tmp_path, evaluate_cheaply, *arguments)
+    assert first == second
+    assert read_results(saved / "evaluation" / "results.jsonl") == [json.loads(first)]
+
+
+SCORES = [ImageScore(i, psnr) for i, psnr in enumerate([20.0, 31.0, torch.inf, 25.0, 18.0, 25.0, 22.0])]
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "expected"),
+    [
+        (SCORES, 2, {"best": [2, 1], "median": [3, 5], "worst": [4, 0]}),
+        (SCORES, 1, {"best": [2], "median": [5], "worst": [4]}),
+        (SCORES[:3], 8, {"best": [2, 1, 0], "median": [2, 1, 0], "worst": [0, 1, 2]}),
+        ([], 1, {"best": [], "median": [], "worst": []}),
+    ],
+)
+def test_best_median_and_worst_are_ranked_by_psnr(scores, count, expected):
+    groups = best_median_worst(scores, count)
+    assert {name: [score.number for score in group] for name, group in groups.items()} == expected
+
+
+def test_a_group_needs_an_image():
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        best_median_worst(SCORES, 0)
