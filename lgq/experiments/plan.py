@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import Scale
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
-from lgq.models.masking import masked_loss, random_masks
+from lgq.models.masking import masked_loss
 from lgq.training.networks import require_feasible
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
@@ -33,6 +34,8 @@ _PROBES = 16
 _LONGEST_NAME = 100
 _TIMED_STEPS, _SLOW_MS = 3, 5_000
 """Steps to time; fewer once they have taken this long."""
+_MASKED = 2 / math.pi
+"""Mean share of masked tokens in training."""
 
 _log = logging.getLogger(__name__)
 
@@ -285,10 +288,9 @@ def _generator_step(task: GeneratorTask) -> Callable[[int], object]:
     def step(_: int) -> None:
         for _ in range(run.accumulate):
             tokens = torch.randint(task.tokenizer.run.codebook_size, shape, device=device)
-            hidden = random_masks(torch.rand(run.batch_size), torch.rand(shape)).to(device)
+            hidden = torch.rand(shape, device=device) < _MASKED
             with run.autocast(device.type):
-                masked = tokens.masked_fill(hidden, transformer.mask_token)
-                logits = transformer(masked, torch.zeros_like(tokens[:, 0]), hidden)
+                logits = transformer(tokens, torch.zeros_like(tokens[:, 0]), hidden)
                 loss = masked_loss(logits, tokens[hidden], smoothing=run.label_smoothing)
             loss.backward()
         optimizer.step()

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lgq.bench.quantizers import QuantizerBenchmark
 from lgq.bench.quantizers import run as run_benchmark
 from lgq.bench.train import networks_ms
 from lgq.data import ImageLoader, LoaderSettings, to_png
-from lgq.data.images import Subset, random_subset
+from lgq.data.images import random_subset
 from lgq.distributed import rank
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
@@ -64,27 +63,6 @@ class Context:
     device: torch.device
     command: Sequence[str]
     stop: StopRequest
-
-    @cached_property
-    def networks(self) -> MetricNetworks:
-        return MetricNetworks.available(self.device)
-
-    @cached_property
-    def evaluated(self) -> Subset:
-        """Images on which reconstruction is measured, the same for all rows."""
-        return random_subset(self.planned.sources.validation, self.planned.scale.measuring.images)
-
-    @cached_property
-    def studied(self) -> Subset:
-        """Images on which the geometry of codebooks is measured, the same for all rows."""
-        return random_subset(self.planned.sources.validation, self.planned.scale.measuring.geometry_images)
-
-    @cached_property
-    def shown(self) -> Float[Tensor, "b 3 s s"]:
-        """Images to show, the same for all rows."""
-        image_size = self.planned.scale.tokenizer.image_size
-        settings = LoaderSettings(image_size=image_size, batch_size=_SHOWN_IMAGES)
-        return next(ImageLoader(self.planned.sources.shown, settings).one_pass(_SHOWN_IMAGES)).images
 
     def origin(self, task: Task, id: str) -> dict[str, Any]:
         """Return where a record comes from."""
@@ -138,20 +116,26 @@ def _training_part(outcome: Outcome, run: Path) -> dict[str, Any]:
 def _reconstruction_part(
     context: Context, tokenizer: Tokenizer, task: TokenizerTask, id: str
 ) -> dict[str, Any]:
-    image_size, data, results = task.run.image_size, context.evaluated, context.planned.results
-    networks = context.networks if task.metric_networks else _NO_NETWORKS
+    image_size, sources, results = task.run.image_size, context.planned.sources, context.planned.results
+    measuring = context.planned.scale.measuring
+    data = random_subset(sources.validation, measuring.images)
+    geometry_data = random_subset(sources.validation, measuring.geometry_images)
+    networks = MetricNetworks.available(context.device) if task.metric_networks else _NO_NETWORKS
     options: dict[str, Any] = {"image_size": image_size, "on_progress": context.check_stop}
     _log.info("evaluating %s on %s images", id, f"{len(data):,}")
     evaluation = evaluate_tokenizer(tokenizer, data, networks, **options)
-    study = study_codebook(tokenizer, context.studied, **options)
+    study = study_codebook(tokenizer, geometry_data, **options)
     if rank() == 0:
-        shown = tokenizer.decode(tokenizer.encode(context.shown.to(context.device)))
-        pictures = {"reconstructions": strip_png(shown)}
+        settings = LoaderSettings(image_size=image_size, batch_size=_SHOWN_IMAGES)
+        shown = next(ImageLoader(sources.shown, settings).one_pass(_SHOWN_IMAGES)).images
+        pictures = {
+            "reconstructions": strip_png(tokenizer.decode(tokenizer.encode(shown.to(context.device))))
+        }
         pictures |= draw_extremes(evaluation.scores, tokenizer, data, image_size)
         results.write_pictures(id, pictures | draw_study(study, method="pca"))
         if not results.originals.exists():
             make_directory(results.originals.parent)
-            replace_file(results.originals, strip_png(context.shown))
+            replace_file(results.originals, strip_png(shown))
     return (
         {"data": repr(data), "image_size": image_size}
         | evaluation.record()
@@ -169,7 +153,7 @@ def generator_record(context: Context, task: GeneratorTask, id: str, tokenizer_i
     """Train and evaluate a generator, once the row of its tokenizer is finished."""
     results = context.planned.results
     tokenizer_row, out = results.record(tokenizer_id) or {}, results.run(id)
-    origin = context.origin(task, id) | {"tokenizer": tokenizer_id, "data": repr(context.evaluated)}
+    origin = context.origin(task, id) | {"tokenizer": tokenizer_id}
     config = {"tokenizer": tokenizer_row["config"]}
     failure = {"config": config, "metrics": {}}
     if "failed" in tokenizer_row:
@@ -212,15 +196,15 @@ def _generation_part(
 ) -> dict[str, Any]:
     """Measure the likelihood of tokens and, where Inception is available, gFID over sampling seeds."""
     measuring = context.planned.scale.measuring
+    data = random_subset(context.planned.sources.validation, measuring.images)
     samples, seeds, sampling = measuring.samples, measuring.sampling_seeds, task.run.sampling
     options: dict[str, Any] = {"tokens": tokens[-1], "workers": 0, "on_progress": context.check_stop}
     if len(tokens) > 1:
         options["train_tokens"] = tokens[0]
     _log.info("sampling %s images with each of %d seeds", f"{samples:,}", len(seeds))
     try:
-        return evaluate(
-            generator, context.evaluated, images=samples, seeds=seeds, sampling=sampling, **options
-        ).fields
+        record = evaluate(generator, data, images=samples, seeds=seeds, sampling=sampling, **options)
+        return record.fields | {"data": repr(data)}
     except WeightsError as error:
         absent = dict.fromkeys(GENERATION_FEATURE_METRICS, str(error))
         return evaluate(generator, **options).fields | {"metrics": {}, "std": {}, "absent": absent}
@@ -239,21 +223,18 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
 def cost_record(context: Context, task: CostTask, id: str) -> dict[str, Any]:
     """Time a quantizer as `lgq bench quantizers` does."""
     ours, *others = measure_cost(task)
-    return context.origin(task, id) | {
-        "config": task.settings(),
-        "metrics": {name: value for name, value in ours.items() if not isinstance(value, str)},
-        "others": others,
-    }
+    metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
+    return context.origin(task, id) | {"config": task.settings(), "metrics": metrics, "others": others}
 
 
 def measure_cost(task: CostTask) -> list[dict[str, Any]]:
     """Time the implementations of a quantizer, ours first, and the networks around it."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = QuantizerBenchmark(
-        tokens=task.tokens,
-        dim=task.dim,
         sizes=(task.codebook_size,),
         quantizers=(task.quantizer,),
+        tokens=task.tokens,
+        dim=task.around.backbone.latent_channels,
         repeats=task.repeats,
         device=device,
     )

@@ -146,19 +146,16 @@ def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
 
 
 def _require_same_protocol(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
-    pairs: dict[str, tuple[Any, Any]] = {
-        "scale": (earlier.scale, plan.scale),
-        "images": (earlier.images, plan.images),
-        "shown": (earlier.shown, plan.shown),
-    }
-    if earlier.experiment == plan.experiment:
-        names = sorted(plan.protocol.keys() | earlier.protocol.keys())
-        pairs |= {name: (earlier.protocol.get(name), plan.protocol.get(name)) for name in names}
-    for name, (before, now) in pairs.items():
-        if before != now:
+    def shared(of: Plan) -> dict[str, Any]:
+        common = {"scale": of.scale, "images": of.images, "shown": of.shown}
+        return common | (of.protocol if earlier.experiment == plan.experiment else {})
+
+    before, now = shared(earlier), shared(plan)
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
             raise ResultsError(
                 f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
-                f"{before}, now {now}; give the same options, or choose another directory."
+                f"{before.get(name)}, now {now.get(name)}; give the same options or choose another directory."
             )
 
 

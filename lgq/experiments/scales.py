@@ -17,15 +17,15 @@ _VALIDATIONS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """How much is measured."""
+    """How much is measured; the defaults are the paper's."""
 
-    images: int
+    images: int = 10_000
     """Validation images, a fixed random subset, for reconstruction and as reference of generators."""
-    geometry_images: int
+    geometry_images: int = 5_000
     """Validation images for the study of codebooks, a fixed random subset."""
-    samples: int
+    samples: int = 50_000
     """Images that a generator samples with each seed."""
-    sampling_seeds: tuple[int, ...]
+    sampling_seeds: tuple[int, ...] = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,10 @@ class Scale:
     """Codebook sizes of the sweep."""
     matched_sizes: tuple[int, ...]
     """Codebook sizes at which LGQ and IBQ are compared."""
-    cost: CostTask
-    cost_sizes: tuple[int, int, int, int]
+    cost_sizes: tuple[int, int, int, int] = (4_096, 16_384, 65_536, 262_144)
     """The four codebook sizes of the cost table."""
+    cost_tokens: int = 8_192
+    """Vectors in a batch of the cost table; by default the paper's 32 images of 256 tokens."""
     measuring: Measuring
 
     def row(
@@ -58,9 +59,8 @@ class Scale:
     ) -> TokenizerTask:
         """Return the task of this quantizer, with everything else as in every row."""
         run = self._with_quantizer(self.tokenizer, quantizer, options)
-        return TokenizerTask(
-            run=replace(run, codebook_size=codebook_size or run.codebook_size, stages=stages)
-        )
+        size = codebook_size or run.codebook_size
+        return TokenizerTask(run=replace(run, codebook_size=size, stages=stages))
 
     def ablated(self, **options: Any) -> TokenizerTask:
         """Return an ablation with these options of LGQ."""
@@ -77,7 +77,11 @@ class Scale:
 
     def timed(self, quantizer: str, codebook_size: int) -> CostTask:
         """Return the task that times this quantizer."""
-        return replace(self.cost, quantizer=quantizer, codebook_size=codebook_size)
+        return CostTask(quantizer, codebook_size, self.cost_tokens, self.tokenizer)
+
+    def _with_quantizer(self, run: TokenizerRun, quantizer: str, options: dict[str, Any]) -> TokenizerRun:
+        chosen = scale_options(self.name, quantizer) | options
+        return replace(run, quantizer=quantizer, quantizer_options=chosen)
 
     def adjusted(
         self,
@@ -93,16 +97,19 @@ class Scale:
             ablation=replace(self.ablation, run=_adjusted(self.ablation.run, steps, precision)),
             search=replace(self.search, run=_adjusted(self.search.run, steps, precision)),
             generator=_adjusted(self.generator, generator_steps, precision),
-            cost=replace(self.cost, around=_adjusted(self.tokenizer, None, precision)),
         )
 
-    def _with_quantizer(self, run: TokenizerRun, quantizer: str, options: dict[str, Any]) -> TokenizerRun:
-        chosen = scale_options(self.name, quantizer) | options
-        return replace(run, quantizer=quantizer, quantizer_options=chosen)
+
+def _adjusted(run: AnyRun, steps: int | None, precision: Precision | None) -> AnyRun:
+    run = replace(run, precision=precision or run.precision)
+    if steps is None:
+        return run
+    every = min(run.loop.validate_every, max(1, steps // _VALIDATIONS))
+    schedule = replace(run.schedule, warmup_steps=min(run.schedule.warmup_steps, steps // 10))
+    return replace(run, loop=replace(run.loop, steps=steps, validate_every=every), schedule=schedule)
 
 
-def smoke() -> Scale:
-    """Seconds, to try that everything works."""
+def _smoke() -> Scale:
     tokenizer = named_run("smoke-lgq")
     return Scale(
         name="smoke",
@@ -114,13 +121,13 @@ def smoke() -> Scale:
         generator=named_generator("smoke"),
         sizes=(32, 64),
         matched_sizes=(32, 64),
-        cost=CostTask(quantizer="lgq", codebook_size=32, tokens=64, dim=8, repeats=1, around=tokenizer),
         cost_sizes=(8, 16, 32, 64),
+        cost_tokens=64,
         measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
     )
 
 
-def pocket_tables() -> Scale:
+def _pocket() -> Scale:
     """Hours of two CPU cores. Ablations have half of the steps, and no rFID in their validations.
 
     The best weights are chosen by l1: rFID on few images cannot tell late validations apart.
@@ -128,10 +135,9 @@ def pocket_tables() -> Scale:
     base = pocket("lgq", budget="table")
     half = replace(base.loop, steps=500, validate_every=125)
     short = replace(base.loop, steps=200, validate_every=100)
-    tokenizer = replace(base, rfid_images=250)
     return Scale(
         name="pocket",
-        tokenizer=tokenizer,
+        tokenizer=replace(base, rfid_images=250),
         ablation=TokenizerTask(run=replace(base, loop=half)),
         search=TokenizerTask(run=replace(base, loop=short), metric_networks=False),
         searched_rates=(1e-3, 3e-4),
@@ -139,18 +145,13 @@ def pocket_tables() -> Scale:
         generator=named_generator("pocket"),
         sizes=(1_024, 4_096, 16_384),
         matched_sizes=(1_024, 4_096, 16_384),
-        cost=CostTask(quantizer="lgq", codebook_size=16_384, around=tokenizer),
-        cost_sizes=(4_096, 16_384, 65_536, 262_144),
         # 5,000 images of 64 tokens: with 1,000, some of 16,384 codes would be unused for lack of tokens.
         measuring=Measuring(images=1_000, geometry_images=5_000, samples=1_000, sampling_seeds=(0, 1)),
     )
 
 
-def imagenet256() -> Scale:
-    """The paper's protocol, for four processes: rFID on 10,000 images, geometry on 5,000.
-
-    Ablations train on 50,000 images for ten epochs.
-    """
+def _imagenet256() -> Scale:
+    """The paper's protocol, for four processes. Ablations train on 50,000 images for ten epochs."""
     tokenizer = named_run("imagenet256-lgq")
     short = replace(tokenizer.loop, steps=15_625, validate_every=1_563, checkpoint_every=500)
     ablation = TokenizerTask(run=replace(tokenizer, loop=short), images=50_000)
@@ -164,31 +165,14 @@ def imagenet256() -> Scale:
         generator=named_generator("imagenet256"),
         sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
         matched_sizes=(4_096, 16_384, 65_536),
-        cost=CostTask(quantizer="lgq", codebook_size=16_384, around=tokenizer),
-        cost_sizes=(4_096, 16_384, 65_536, 262_144),
-        measuring=Measuring(
-            images=10_000, geometry_images=5_000, samples=50_000, sampling_seeds=(0, 1, 2, 3)
-        ),
+        measuring=Measuring(),
     )
 
 
-SCALES = {"smoke": smoke, "pocket": pocket_tables, "imagenet256": imagenet256}
+SCALES = {"smoke": _smoke, "pocket": _pocket, "imagenet256": _imagenet256}
 
 
 def named_scale(name: str) -> Scale:
     """Return the scale of that name."""
     require_known("scale", name, SCALES)
     return SCALES[name]()
-
-
-def _adjusted(run: AnyRun, steps: int | None, precision: Precision | None) -> AnyRun:
-    if precision is not None:
-        run = replace(run, precision=precision)
-    if steps is None:
-        return run
-    every = min(run.loop.validate_every, max(1, steps // _VALIDATIONS))
-    return replace(
-        run,
-        loop=replace(run.loop, steps=steps, validate_every=every),
-        schedule=replace(run.schedule, warmup_steps=min(run.schedule.warmup_steps, steps // 10)),
-    )

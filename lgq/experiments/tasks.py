@@ -102,20 +102,18 @@ class GeneratorTask:
             return MaskedTransformer(run.codebook_size, length, 1, self.run.transformer)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CostTask:
-    """Measure time and memory of a quantizer's forward and backward pass, by default on the paper's batch."""
+    """Measure time and memory of a quantizer's forward and backward pass."""
 
     kind: ClassVar[str] = "cost"
     quantizer: str
     codebook_size: int
-    tokens: int = 8_192
-    """Vectors in a batch: 32 images of 256 tokens."""
-    dim: int = 64
-    """Channels of a vector."""
-    repeats: int = 5
+    tokens: int
+    """Vectors in a batch."""
     around: TokenizerRun
-    """Run whose encoder and decoder are timed for comparison."""
+    """Run whose encoder and decoder are timed for comparison; its latents have as many channels."""
+    repeats: int = 5
 
     seed: ClassVar[int] = 0
     steps: ClassVar[int] = 0
@@ -128,7 +126,8 @@ class CostTask:
         return f"cost-{self.quantizer}-k{self.codebook_size}"
 
     def settings(self) -> dict[str, Any]:
-        return to_json(self) | {"around": _recorded_settings(self.around)}
+        dim = self.around.backbone.latent_channels
+        return to_json(self) | {"dim": dim, "around": _recorded_settings(self.around)}
 
     def parameters(self) -> int:
         return 0

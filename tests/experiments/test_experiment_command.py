@@ -100,7 +100,7 @@ def test_costs_are_those_of_the_benchmark(monkeypatch):
                                floor_ms=1.0, extra_bytes=7, tokens=64)  # fmt: skip
 
     monkeypatch.setattr("lgq.experiments.records.run_benchmark", measured)
-    ours, dense = measure_cost(SMOKE.cost)
+    ours, dense = measure_cost(SMOKE.timed("lgq", 32))
     assert (ours["implementation"], ours["ms"], dense["implementation"]) == ("ours", 1.5, "dense")
     assert (asked[0].quantizers, asked[0].sizes, asked[0].tokens) == (("lgq",), (32,), 64)
     assert ours["share_of_step"] == 1.5 / ours["networks_ms"] > 0

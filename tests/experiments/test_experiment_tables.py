@@ -57,8 +57,10 @@ def test_all_tables_are_there():
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_rows_of_a_table_differ_in_the_quantizer_alone(name, scale):
-    asked = tasks(name, named_scale(scale))
+def test_rows_of_a_table_differ_in_name_and_quantizer_alone(name, scale):
+    rows = EXPERIMENTS[name].rows(named_scale(scale))
+    assert len({row.row for row in rows}) == len({(row.group, row.label) for row in rows}) == len(rows)
+    asked = [row.task for row in rows]
     runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
             for task in asked if not isinstance(task, CostTask)]  # fmt: skip
     if name == "search":
@@ -75,12 +77,6 @@ def test_a_scale_is_one_protocol_for_training_and_for_tables(scale):
     for base in (tables.tokenizer, tables.ablation.run, tables.search.run):
         assert replace(base, loop=run.loop, rfid_images=run.rfid_images) == run
     assert tables.generator == named_generator(scale)
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_rows_have_names_of_their_own(name):
-    rows = EXPERIMENTS[name].rows(PAPER)
-    assert len({row.row for row in rows}) == len({(row.group, row.label) for row in rows}) == len(rows)
 
 
 def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images):
@@ -154,38 +150,25 @@ def test_the_ablations_are_the_papers():
         assert (task.images, task.steps, task.run.codebook_size) == (50_000, 15_625, 16_384)
 
 
-def test_scaling_is_lgq_against_ibq_at_matched_steps():
+def test_scaling_generation_and_cost_have_the_papers_rows():
     pairs = [(task.run.codebook_size, task.run.quantizer) for task in tasks("scaling")]
-    assert pairs == [(size, name) for size in (4_096, 16_384, 65_536) for name in ("ibq", "lgq")]
+    assert pairs == list(product((4_096, 16_384, 65_536), ("ibq", "lgq")))
     assert len({task.steps for task in tasks("scaling")}) == 1
-
-
-def test_generation_is_on_the_papers_five_tokenizers():
     names = {task.tokenizer.run.quantizer for task in tasks("generation")}
     assert names == {"lgq", "ibq", "simvq", "fsq", "rotvq"}
     assert [task.tokenizer for task in tasks("generation")] == tasks("geometry")
     assert (PAPER.measuring.samples, PAPER.measuring.sampling_seeds) == (50_000, (0, 1, 2, 3))
-
-
-def test_the_cost_table_has_the_papers_rows():
-    timed = {(task.quantizer, task.codebook_size) for task in tasks("cost")}
-    k = 16_384
-    assert timed >= {(name, size) for name in ("fsq", "simvq", "ibq", "lgq") for size in (k, 4 * k)}
-    assert timed >= {("ibq", 16 * k), ("lgq", k // 4), ("lgq", 16 * k)}
-    assert {name for name, _ in timed} == set(QUANTIZERS)
-    assert {(task.tokens, task.dim) for task in tasks("cost")} == {(32 * 256, 64)}
+    timed, k = {(task.quantizer, task.codebook_size) for task in tasks("cost")}, 16_384
+    assert timed >= {*product(QUANTIZERS, (k, 4 * k)), ("ibq", 16 * k), ("lgq", k // 4), ("lgq", 16 * k)}
+    assert {(task.tokens, task.settings()["dim"]) for task in tasks("cost")} == {(32 * 256, 64)}
 
 
 def test_variants_change_what_the_paper_leaves_open():
-    varied = [task.run.quantizer_options | {"stages": task.run.stages} for task in tasks("variants")]
-    for expected in (
-        {"tau_start": 2.0, "tau_end": 0.1, "stages": 1},
-        {"sync_usage": True, "stages": 1},
-        {"init": "data", "stages": 1},
-        {"stages": 2},
-        {"diversity_scale": "tokens", "stages": 1},
-    ):
-        assert expected in varied
+    varied = [(task.run.quantizer_options, task.run.stages) for task in tasks("variants")]
+    for options in ({"tau_start": 2.0, "tau_end": 0.1}, {"sync_usage": True}, {"init": "data"}):
+        assert (options, 1) in varied
+    assert ({}, 2) in varied
+    assert ({"diversity_scale": "tokens"}, 1) in varied
     scaled = next(row.task for row in EXPERIMENTS["variants"].rows(POCKET) if row.row == "tokens-scaled")
     assert scaled.run.codebook_size > POCKET.tokenizer.batch_size * (64 // 8) ** 2
 
