@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lgq.quantizers import SimVQ as SimVQ
     from lgq.quantizers import build_quantizer as build_quantizer
     from lgq.quantizers import register as register
+    from lgq.reporting.page import report as report
     from lgq.runs import run as run
     from lgq.tokenizer import Tokenizer as Tokenizer
     from lgq.tokenizer import load_tokenizer as load_tokenizer
@@ -69,6 +70,7 @@ _MODULE_OF = {
     "load_tokenizer": "lgq.tokenizer",
     "reconstruct": "lgq.inference.reconstruct",
     "register": "lgq.quantizers",
+    "report": "lgq.reporting.page",
     "run": "lgq.runs",
     "sample": "lgq.inference.sample",
     "train": "lgq.training.tokenizer_trainer",

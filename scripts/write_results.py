@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from lgq.files import replace_file
-from lgq.report.charts import headline_png, headline_table
-from lgq.report.page import write_report
-from lgq.report.result_set import ResultSet, read_result_set
+from lgq.reporting.charts import headline_png, headline_table
+from lgq.reporting.page import report
+from lgq.reporting.result_set import ResultSet, read_result_set
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "pocket"
@@ -28,7 +28,7 @@ def main() -> None:
     results = read_result_set(RESULTS)
     replace_file(README, with_table(README.read_text(), results).encode())
     replace_file(PICTURE, headline_png(results))
-    write_report(RESULTS, REPORT)
+    report(RESULTS, REPORT)
 
 
 if __name__ == "__main__":

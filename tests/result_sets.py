@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.report.result_set import ResultSet, RunRecord
+from lgq.reporting.result_set import ResultSet, RunRecord
 
 Line = tuple[int, str, Mapping[str, float]]
 """Step, split and values of a line of metrics.jsonl."""

@@ -20,7 +20,7 @@ TIERS = {
     "runs": 9,
     "bench": 10,
     "experiments": 11,
-    "report": 12,
+    "reporting": 12,
     "demo": 13,
     "cli": 14,
 }  # fmt: skip

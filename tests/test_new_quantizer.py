@@ -19,7 +19,7 @@ from lgq.ops.numerics import mse
 from lgq.ops.search import nearest_codes, squared_distances
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, register
 from lgq.quantizers.codebook_init import normal_codes
-from lgq.report.page import write_report
+from lgq.reporting.page import report
 from lgq.tokenizer import load_tokenizer
 
 
@@ -111,5 +111,5 @@ def test_it_is_a_row_of_tables_a_line_of_the_report_and_measured(photos, tmp_pat
     assert by_kind["tokenizer"]["metrics"]["psnr"] > 0
     assert by_kind["cost"]["metrics"]["ms"] > 0
     assert [row["implementation"] for row in by_kind["cost"]["others"]] == ["dense"]
-    write_report(tmp_path / "results", tmp_path / "report.html")
+    report(tmp_path / "results", tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("Toy") >= 2

@@ -77,9 +77,9 @@ class Report:
     copies nothing."""
 
     def run(self) -> int:
-        from lgq.report.page import write_report
+        from lgq.reporting.page import report
 
-        summary = write_report(self.results, self.out, keep=self.keep)
+        summary = report(self.results, self.out, keep=self.keep)
         for file, reason in summary.damaged.items():
             say(f"left out {file}: {reason}")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in summary.outcomes.items())

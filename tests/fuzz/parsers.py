@@ -37,8 +37,8 @@ from lgq.hub import CONFIG, TOKENIZER, WEIGHTS, model_kind, run_settings
 from lgq.maskgit import MaskGIT
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import Gaussian
-from lgq.report.page import report_page
-from lgq.report.result_set import read_result_set
+from lgq.reporting.page import report_page
+from lgq.reporting.result_set import read_result_set
 from lgq.results import RESULTS, read_results
 from lgq.tokenizer import Tokenizer
 from lgq.training.checkpoint import Checkpoints, read_manifest

@@ -22,8 +22,8 @@ from lgq.errors import LGQError
 from lgq.files import Fingerprint, sealed_json
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.fid import StatisticsError
-from lgq.report.page import report_page
-from lgq.report.result_set import read_result_set
+from lgq.reporting.page import report_page
+from lgq.reporting.result_set import read_result_set
 from lgq.training.checkpoint import Checkpoints, read_manifest
 from lgq.weights.convert import WeightsError, inception_with_classifier
 

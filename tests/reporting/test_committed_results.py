@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lgq.report.page import report_page
-from lgq.report.result_set import read_result_set
+from lgq.reporting.page import report_page
+from lgq.reporting.result_set import read_result_set
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_results.py"))

@@ -6,7 +6,7 @@ from result_sets import FakeRow, comparison_rows, result_set_of
 
 from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.report.paper_tables import (
+from lgq.reporting.paper_tables import (
     COLUMNS,
     NOT_GIVEN,
     Column,
@@ -15,7 +15,7 @@ from lgq.report.paper_tables import (
     paired_table,
     table_specs,
 )
-from lgq.report.result_set import ResultSet, Sample
+from lgq.reporting.result_set import ResultSet, Sample
 
 COMPARISON, TEMPERATURE = table_specs()["tab:k16k"], table_specs()["tab:abl_tau"]
 PSNRS = {"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}

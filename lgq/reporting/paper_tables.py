@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lgq.experiments.results_directory import Plan, PlannedRow
-from lgq.report.result_set import Better, ResultSet, RunRecord, Sample, Settings, clear_best, sample_of
+from lgq.reporting.result_set import Better, ResultSet, RunRecord, Sample, Settings, clear_best, sample_of
 
 NOT_GIVEN = "-"
 PrintedValue = float | str

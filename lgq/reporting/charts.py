@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lgq.plots.canvas import QUALITATIVE, figure_png, panel_figure
-from lgq.report.paper_tables import COLUMNS, Cell, Column, build_table, table_specs
-from lgq.report.result_set import ResultSet, Sample, curve_of
+from lgq.reporting.paper_tables import COLUMNS, Cell, Column, build_table, table_specs
+from lgq.reporting.result_set import ResultSet, Sample, curve_of
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38

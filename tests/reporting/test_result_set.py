@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lgq.report.result_set import Sample, clear_best, separated, t_quantile
+from lgq.reporting.result_set import Sample, clear_best, separated, t_quantile
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), (3.0, 3.5, 3.1), tuple(range(12)), tuple(range(40))])

@@ -16,8 +16,8 @@ from itertools import combinations, product
 from statistics import correlation
 from typing import Any, Literal, NamedTuple
 
-from lgq.report.paper_tables import COLUMNS, Column, flat_settings, read_paper
-from lgq.report.result_set import Better, ResultSet, Sample, Settings, ahead, curve_of, separated
+from lgq.reporting.paper_tables import COLUMNS, Column, flat_settings, read_paper
+from lgq.reporting.result_set import Better, ResultSet, Sample, Settings, ahead, curve_of, separated
 
 _PAPER_SCALE = "imagenet256"
 _APART = "with intervals apart"

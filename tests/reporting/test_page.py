@@ -14,9 +14,9 @@ import lgq
 from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.report.page import report_page, write_report
-from lgq.report.paper_tables import NOT_GIVEN, build_table, table_specs
-from lgq.report.result_set import read_result_set
+from lgq.reporting.page import report, report_page
+from lgq.reporting.paper_tables import NOT_GIVEN, build_table, table_specs
+from lgq.reporting.result_set import read_result_set
 
 HOSTILE = '<script>alert("1")</script>'
 VOID = {"meta", "img", "br", "line", "path", "circle"}
@@ -165,15 +165,15 @@ def test_a_directory_without_results_is_refused(tmp_path, exists):
     if exists:
         folder.mkdir()
     with pytest.raises(LGQError, match="lgq experiment"):
-        write_report(folder, tmp_path / "report.html")
+        report(folder, tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_directory_is_refused_as_page_and_the_results_as_their_copy(results, tmp_path):
     with pytest.raises(LGQError, match="is a directory: give a file"):
-        write_report(results.root, tmp_path)
+        report(results.root, tmp_path)
     with pytest.raises(LGQError, match="choose another directory"):
-        write_report(results.root, tmp_path / "page.html", keep=results.root)
+        report(results.root, tmp_path / "page.html", keep=results.root)
     assert not (tmp_path / "page.html").exists()
 
 
@@ -192,7 +192,7 @@ def test_a_copy_gives_the_same_page_without_weights(results, tmp_path):
         path.write_bytes(bytes(100))
     page, again, copy = tmp_path / "page.html", tmp_path / "again.html", tmp_path / "copy"
     summary = lgq.report(results.root, page, keep=copy)
-    write_report(copy, again)
+    report(copy, again)
     assert again.read_bytes() == page.read_bytes()
     copied = [file for file in copy.rglob("*") if file.is_file()]
     assert {file.suffix for file in copied} == {".json", ".jsonl", ".png"}

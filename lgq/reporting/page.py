@@ -1,6 +1,6 @@
 """The report as one HTML page: tables, curves, pictures, claims and all runs.
 
-    summary = write_report("results", "report.html")
+    summary = report("results", "report.html")
 
 The page loads nothing from elsewhere: styles, charts and pictures are inside. The same results give the
 same page.
@@ -18,10 +18,10 @@ from PIL import Image
 from lgq.data.images import BrokenImage, decode
 from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
-from lgq.report import charts
-from lgq.report.claims import count_outcomes, decide_claims
-from lgq.report.paper_tables import all_tables, runs_table
-from lgq.report.result_set import ResultSet, RunRecord, read_result_set
+from lgq.reporting import charts
+from lgq.reporting.claims import count_outcomes, decide_claims
+from lgq.reporting.paper_tables import all_tables, runs_table
+from lgq.reporting.result_set import ResultSet, RunRecord, read_result_set
 from lgq.training.journal import METRICS
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -78,7 +78,7 @@ class Album(NamedTuple):
     """Whether they show photographs in rows, rather than plots."""
 
 
-def write_report(
+def report(
     results: str | Path, out: str | Path = "report.html", *, keep: str | Path | None = None
 ) -> ReportSummary:
     """Write the report of a results directory to the HTML file `out`.

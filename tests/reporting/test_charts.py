@@ -8,7 +8,7 @@ from PIL import Image, ImageColor
 from result_sets import FakeRow, comparison_rows, result_set_of
 
 from lgq.plots.canvas import QUALITATIVE
-from lgq.report.charts import charts_of, headline_png, headline_table, round_values
+from lgq.reporting.charts import charts_of, headline_png, headline_table, round_values
 
 
 def row(label: str, *psnr: float) -> FakeRow:

@@ -8,7 +8,7 @@ import pytest
 from result_sets import FakeRow, Line, result_set_of
 
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.report.claims import (
+from lgq.reporting.claims import (
     Finding,
     Leads,
     Outcome,
@@ -20,8 +20,8 @@ from lgq.report.claims import (
     paper_claims,
     rank_correlation,
 )
-from lgq.report.paper_tables import COLUMNS, TableSpec, read_paper, table_specs
-from lgq.report.result_set import ResultSet
+from lgq.reporting.paper_tables import COLUMNS, TableSpec, read_paper, table_specs
+from lgq.reporting.result_set import ResultSet
 
 YES, NO = Outcome.REPRODUCED, Outcome.CONTRADICTED
 UNCLEAR, NOT_RUN, BY_EYE = Outcome.NOT_SEPARABLE, Outcome.NOT_RUN, Outcome.BY_EYE
