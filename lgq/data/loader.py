@@ -170,21 +170,22 @@ class ImageLoader:
         return self._one_pass(pass_plans(len(self.dataset), self.settings, limit), may_be_empty)
 
     def _stream(self, plans: Iterator[BatchPlan]) -> Iterator[Batch]:
-        for batch in self._load(_TrainingReader(self.dataset, self.settings), plans):
+        for batch in self._load(plans, training=True):
             if batch is None:
                 raise self._nothing_readable()
             yield batch
 
     def _one_pass(self, plans: list[BatchPlan], may_be_empty: bool) -> Iterator[Batch]:
         readable = may_be_empty or not plans
-        for batch in self._load(_EvaluationReader(self.dataset, self.settings), plans):
+        for batch in self._load(plans, training=False):
             if batch is not None:
                 readable = True
                 yield batch
         if not readable:
             raise self._nothing_readable()
 
-    def _load(self, reader: "_Reader", plans: Iterable[BatchPlan]) -> Iterator[Batch | None]:
+    def _load(self, plans: Iterable[BatchPlan], *, training: bool) -> Iterator[Batch | None]:
+        reader = _Reader(self.dataset, self.settings, training=training)
         for loaded in in_processes(reader, self.settings, plans):
             note_broken(self.broken, loaded.broken, self.dataset)
             yield loaded.batch
@@ -217,51 +218,35 @@ class RenderedImage:
 class _Reader(Dataset[_Loaded]):
     """Turns a plan into a batch, in whichever process."""
 
-    def __init__(self, dataset: ImageDataset, settings: LoaderSettings):
-        self.dataset, self.settings = dataset, settings
+    def __init__(self, dataset: ImageDataset, settings: LoaderSettings, *, training: bool):
+        self.dataset, self.settings, self.training = dataset, settings, training
 
     def __getitem__(self, plan: BatchPlan) -> _Loaded:
         broken: list[tuple[str, str]] = []
-        images = self.images(plan, broken)
-        return _Loaded(stack(images, plan.position) if images else None, broken)
-
-    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
-        raise NotImplementedError
-
-    def read(
-        self, index: int, cut: Callable[[tuple[int, int]], Crop], broken: list[tuple[str, str]]
-    ) -> RenderedImage | None:
-        try:
-            return rendered(self.dataset[index], index, cut, self.settings.image_size)
-        except BrokenImage as error:
-            broken.append((error.name, error.reason))
-            return None
-
-
-class _EvaluationReader(_Reader):
-    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
-        attempts = (self.read(index, centre_crop, broken) for index in plan.indices)
-        return [image for image in attempts if image is not None]
-
-
-class _TrainingReader(_Reader):
-    def images(self, plan: BatchPlan, broken: list[tuple[str, str]]) -> list[RenderedImage]:
         images = []
         for epoch, index in zip(plan.epochs, plan.indices, strict=True):
             image = self._first_readable(epoch, index, broken)
-            if image is None:
-                return []
-            images.append(image)
-        return images
+            if image is not None:
+                images.append(image)
+            elif self.training:  # which has tried every image
+                return _Loaded(None, broken)
+        return _Loaded(stack(images, plan.position) if images else None, broken)
 
     def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> RenderedImage | None:
+        seed, length = self.settings.seed, len(self.dataset)
+
         # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
         def cut(size: tuple[int, int]) -> Crop:
-            return random_crop(size, self.settings.crop, seed=self.settings.seed, epoch=epoch, index=index)
+            if not self.training:
+                return centre_crop(size)
+            return random_crop(size, self.settings.crop, seed=seed, epoch=epoch, index=index)
 
-        candidates = _candidates(len(self.dataset), self.settings.seed, epoch, index)
-        attempts = (self.read(candidate, cut, broken) for candidate in candidates)
-        return next((image for image in attempts if image is not None), None)
+        for candidate in _candidates(length, seed, epoch, index) if self.training else (index,):
+            try:
+                return rendered(self.dataset[candidate], candidate, cut, self.settings.image_size)
+            except BrokenImage as error:
+                broken.append((error.name, error.reason))
+        return None
 
 
 def _candidates(length: int, seed: int, epoch: int, index: int) -> Iterator[int]:

@@ -20,8 +20,9 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,11 +152,21 @@ def shard(
         records = list(_read_index(folder, sharding).shards)
         if not (folder / INDEX).exists():
             _write_index(folder / UNFINISHED, sharding, records)
-        writer = _Writer(dataset, folder, sharding, workers, on_progress)
-        writer.rewrite_missing(records)
-        for record in writer.write_after(records):
-            records.append(record)
-            _write_index(folder / UNFINISHED, sharding, records)
+        order: Sequence[int] = range(sharding.source_images)
+        if seed is not None:
+            order = random_order(sharding.source_images, Stream.SHARD_ORDER, seed).tolist()
+        first = number = 0
+        while first < len(order):
+            if number == len(records) or not _is_whole(folder, records[number]):
+                images = _checked_images(dataset, order, first, workers, on_progress)
+                record = _write_shard(folder, number, sharding, images)
+                if number < len(records) and record != records[number]:
+                    raise DataError(
+                        f"{folder / record.file} would get other content: {dataset!r} has changed."
+                    )
+                records[number:] = [record, *records[number + 1 :]]
+                _write_index(folder / UNFINISHED, sharding, records)
+            first, number = first + records[number].taken, number + 1
         if sharding.classes:
             write_file(folder / CLASSES, json_bytes(list(sharding.classes), indent=2))
         _write_index(folder / INDEX, sharding, records)
@@ -228,121 +239,86 @@ class _Checker(Dataset[_CheckedImage]):
             return _CheckedImage(index, None, "", (error.name, error.reason))
 
 
-class _Writer:
-    """Writes the shards of a directory one after the other."""
-
-    def __init__(
-        self, dataset: ImageDataset, folder: Path, sharding: Sharding, workers: int, on_progress: Progress
-    ):
-        self.dataset, self.folder, self.sharding = dataset, folder, sharding
-        self.loading, self.on_progress = LoaderSettings(workers=workers), on_progress
-        self.order: Sequence[int] = range(sharding.source_images)
-        if sharding.seed is not None:
-            self.order = random_order(sharding.source_images, Stream.SHARD_ORDER, sharding.seed).tolist()
-
-    def rewrite_missing(self, records: list[ShardRecord]) -> None:
-        """Write finished shards again that are missing or cut short."""
-        first = 0
-        for number, record in enumerate(records):
-            path = self.folder / record.file
-            if not path.exists() or path.stat().st_size != record.bytes:
-                with _new_shard(self.folder, number, self.sharding) as new:
-                    for checked in self._checked(first, first + record.taken):
-                        new.take(checked)
-                if new.record() != record:
-                    raise DataError(f"{path} would get other content: {self.dataset!r} has changed.")
-            first += record.taken
-
-    def write_after(self, records: list[ShardRecord]) -> Iterator[ShardRecord]:
-        """Write the shards that follow the finished ones."""
-        number = len(records)
-        images = self._checked(sum(record.taken for record in records), len(self.order))
-        image = next(images, None)
-        while image is not None:
-            with _new_shard(self.folder, number, self.sharding) as new:
-                while image is not None and new.has_room_for(image):
-                    new.take(image)
-                    image = next(images, None)
-                new.require_images()
-            yield new.record()
-            number += 1
-
-    def _checked(self, first: int, last: int) -> Iterator[_CheckedImage]:
-        images = in_processes(_Checker(self.dataset), self.loading, self.order[first:last])
-        for done, checked in enumerate(images, first + 1):
-            yield checked
-            self.on_progress(done, len(self.order))
+def _checked_images(
+    dataset: ImageDataset, order: Sequence[int], first: int, workers: int, on_progress: Progress
+) -> Iterator[_CheckedImage]:
+    images = in_processes(_Checker(dataset), LoaderSettings(workers=workers), order[first:])
+    for done, checked in enumerate(images, first + 1):
+        yield checked
+        on_progress(done, len(order))
 
 
-@contextmanager
-def _new_shard(folder: Path, number: int, sharding: Sharding) -> Iterator["_NewShard"]:
-    """Open a shard to fill within a block; it gets its name at the end, and vanishes if the block fails."""
+def _is_whole(folder: Path, record: ShardRecord) -> bool:
+    path = folder / record.file
+    return path.exists() and path.stat().st_size == record.bytes
+
+
+def _write_shard(
+    folder: Path, number: int, sharding: Sharding, images: Iterator[_CheckedImage]
+) -> ShardRecord:
+    """Fill a shard with images until it is full; it gets its name when it is whole."""
     path = folder / _shard_file(f"{number:06d}")
     partial = beside(path, "partial")
     try:
         with partial.open("wb") as file:
             # Without what differs between systems: one dialect, one encoding, no time, no owner.
             with tarfile.open(None, "w", file, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
-                new = _NewShard(path.name, tar, sharding)
-                yield new
+                new = _NewShard(tar, sharding)
+                for image in takewhile(new.has_room_for, images):
+                    new.take(image)
+                new.require_images()
             file.flush()
             os.fsync(file.fileno())
-            new.bytes = file.tell()
+            size = file.tell()
         os.replace(partial, path)
         sync_directory(folder)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+    return ShardRecord(
+        file=path.name, images=len(new.keys), bytes=size, taken=new.taken, broken=tuple(new.broken)
+    )
 
 
 class _NewShard:
     """A shard that is being filled."""
 
-    def __init__(self, file: str, tar: tarfile.TarFile, sharding: Sharding):
-        self._file, self._tar, self._sharding = file, tar, sharding
-        self._keys: set[str] = set()
-        self._image_bytes, self._taken = 0, 0
-        self._broken: list[tuple[str, str]] = []
-        self.bytes = 0
-        """Size of the file, once it is whole."""
+    def __init__(self, tar: tarfile.TarFile, sharding: Sharding):
+        self._tar, self._sharding = tar, sharding
+        self._bytes = 0
+        self.keys: set[str] = set()
+        self.taken = 0
+        """Number of images of the data set that were taken."""
+        self.broken: list[tuple[str, str]] = []
 
     def has_room_for(self, checked: _CheckedImage) -> bool:
         """Tell whether an image fits: a broken one always does, and any does into an empty shard."""
-        if checked.image is None or not self._keys:
+        if checked.image is None or not self.keys:
             return True
         limit = self._sharding.shard_bytes
-        fits = limit is None or self._image_bytes + len(checked.image.data) <= limit
-        return fits and len(self._keys) < self._sharding.shard_size
+        fits = limit is None or self._bytes + len(checked.image.data) <= limit
+        return fits and len(self.keys) < self._sharding.shard_size
 
     def take(self, checked: _CheckedImage) -> None:
-        self._taken += 1
+        self.taken += 1
         if checked.broken is not None:
-            self._broken.append(checked.broken)
+            self.broken.append(checked.broken)
         if checked.image is not None:
             key = safe_key(checked.image.name)
-            while key in self._keys:
+            while key in self.keys:
                 key = f"{key}-{checked.number}"
-            self._keys.add(key)
+            self.keys.add(key)
             self._add(f"{key}.{checked.suffix}", checked.image.data)
             if checked.image.label is not None:
                 self._add(f"{key}.{LABEL_MEMBER}", str(checked.image.label).encode())
-            self._image_bytes += len(checked.image.data)
+            self._bytes += len(checked.image.data)
 
     def require_images(self) -> None:
         """Fail where the shard is empty, which it is only if all images are broken."""
-        if not self._keys:
-            (name, reason), count = self._broken[0], len(self._broken)
+        if not self.keys:
+            (name, reason), count = self.broken[0], len(self.broken)
             source = self._sharding.source
             raise DataError(f"none of {count:,} images of {source} can be stored, such as {name} ({reason}).")
-
-    def record(self) -> ShardRecord:
-        return ShardRecord(
-            file=self._file,
-            images=len(self._keys),
-            bytes=self.bytes,
-            taken=self._taken,
-            broken=tuple(self._broken),
-        )
 
     def _add(self, name: str, data: bytes) -> None:
         info = tarfile.TarInfo(name)

@@ -63,10 +63,17 @@ def encode(
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
-    _copy_tokenizer(tokenizer, Path(out))
+    # On every rank: an error on one alone would leave the others waiting.
+    require_room_for_copy(tokenizer, Path(out))
+    wait_for_all()
+    if rank() == 0:
+        with named_disk_errors(out):
+            copy_tokenizer(tokenizer, Path(out))
+    wait_for_all()
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
-    parts = {shard: _part(dataset, shard, shard_size) for shard in mine}
+    images = range(len(dataset))
+    parts = {i: Subset(dataset, images[i * shard_size : (i + 1) * shard_size]) for i in mine}
     missing = {shard: part for shard, part in parts.items() if shard not in writer.written}
     total = sum(map(len, parts.values()))
     done = total - sum(map(len, missing.values()))
@@ -180,21 +187,6 @@ def _plan(
         source_images=len(dataset),
         shard_size=shard_size,
     )
-
-
-def _part(dataset: ImageDataset, shard: int, shard_size: int) -> Subset:
-    """Return the images that one shard covers."""
-    return Subset(dataset, range(len(dataset))[shard * shard_size : (shard + 1) * shard_size])
-
-
-def _copy_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    # On every rank: an error on one alone would leave the others waiting.
-    require_room_for_copy(tokenizer, folder)
-    wait_for_all()
-    if rank() == 0:
-        with named_disk_errors(folder):
-            copy_tokenizer(tokenizer, folder)
-    wait_for_all()
 
 
 def _encode_batch(tokenizer: Tokenizer, batch: Batch, flips: bool) -> EncodedBatch:

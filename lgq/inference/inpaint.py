@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.data.images import StoredImage, read_stored_image
+from lgq.data.images import read_stored_image
 from lgq.data.transforms import centre_crop, render
 from lgq.distributed import rank
 from lgq.errors import LGQError
@@ -75,15 +75,24 @@ def inpaint(
     The same seed and batch size give the same results.
     """
     if out is not None:
-        _require_png(Path(out))
+        if Path(out).suffix.lower() != ".png" or Path(out).is_dir():
+            raise LGQError(f"--out must end in .png, and be no directory, got {out}.")
+        require_writable(Path(out).parent)
     if (mask is None) == (box is None):
         raise LGQError("give what to redraw as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
     generator = generator_here(generator, weights)
     side, factor = generator.image_size, generator.tokenizer.factor
-    label = _resolve_label(label, len(generator.classes))
+    if label is None and len(generator.classes) > 1:
+        known = len(generator.classes)
+        raise LGQError(f"the generator knows {known:,} classes: give --label, from 0 to {known - 1}.")
+    label = label or 0
     generator.require_classes([label])
-    pixels = image if isinstance(image, Tensor) else _read_image(image, side)
+    if isinstance(image, Tensor):
+        pixels = image
+    else:
+        stored = read_stored_image(image)
+        pixels = render(stored, centre_crop(stored.size), side)
     hidden = _token_mask(_resolve_mask(mask, box, image, side), factor)
     if not hidden.any():
         raise LGQError("the mask is empty: there is nothing to redraw.")
@@ -104,18 +113,6 @@ def inpaint(
         strip = inpainting_strip(pixels, area, result.images, name=generator.classes[label])
         write_file(Path(out), strip)
     return result
-
-
-def _require_png(out: Path) -> None:
-    if out.suffix.lower() != ".png" or out.is_dir():
-        raise LGQError(f"--out must end in .png, and be no directory, got {out}.")
-    require_writable(out.parent)
-
-
-def _resolve_label(label: int | None, classes: int) -> int:
-    if label is None and classes > 1:
-        raise LGQError(f"the generator knows {classes:,} classes: give --label, from 0 to {classes - 1}.")
-    return label or 0
 
 
 def _resolve_mask(
@@ -139,17 +136,13 @@ def _token_mask(pixels: Bool[Tensor, "h w"], factor: int) -> Bool[Tensor, "h//{f
     return pixels.unfold(0, factor, factor).unfold(1, factor, factor).flatten(2).any(2)
 
 
-def _read_image(path: str | Path, side: int) -> Float[Tensor, "3 {side} {side}"]:
-    stored = read_stored_image(path)
-    return render(stored, centre_crop(stored.size), side)
-
-
 def _read_mask(path: str | Path, image: str | Path, side: int) -> Bool[Tensor, "{side} {side}"]:
     """Crop a mask file as the image is cropped; a pixel is masked where any pixel of the file is bright."""
     stored, original = read_stored_image(path), read_stored_image(image)
     if stored.size != original.size:
+        size, expected = (f"{width} x {height} pixels" for width, height in (stored.size, original.size))
         raise LGQError(
-            f"the mask {path} has {_pixels(stored)}, and the image {image} has {_pixels(original)}: "
+            f"the mask {path} has {size}, and the image {image} has {expected}: "
             "paint the mask at the size of the image."
         )
     left, top, width, height, *_ = centre_crop(stored.size)
@@ -171,7 +164,3 @@ def _box_mask(box: Box, side: int) -> Bool[Tensor, "{side} {side}"]:
     mask = torch.zeros(side, side, dtype=torch.bool)
     mask[top:bottom, left:right] = True
     return mask
-
-
-def _pixels(stored: StoredImage) -> str:
-    return f"{stored.size[0]} x {stored.size[1]} pixels"

@@ -18,7 +18,7 @@ from PIL import Image
 
 from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, EncodedImage, StoredImage
-from lgq.data.loader import ImageLoader, LoaderSettings, _candidates, _TrainingReader, epoch_order
+from lgq.data.loader import ImageLoader, LoaderSettings, _candidates, _Reader, epoch_order
 from lgq.data.photographs import SampleDataset
 from lgq.data.transforms import RandomCrop, random_crop, render
 
@@ -250,7 +250,7 @@ def test_real_files_good_and_bad_go_through_together(tmp_path):
 
 
 def test_the_reader_can_be_sent_to_a_spawned_worker():
-    reader = _TrainingReader(SampleDataset(), SMALL)
+    reader = _Reader(SampleDataset(), SMALL, training=True)
     assert len(pickle.loads(pickle.dumps(reader)).dataset) == len(SampleDataset())
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lgq import MaskGIT
 from lgq.data import ImageLoader, LoaderSettings, open_dataset
 from lgq.errors import LGQError
-from lgq.inference.inpaint import _box_mask, _read_image, _read_mask, _token_mask, inpaint
+from lgq.inference.inpaint import _box_mask, _read_mask, _token_mask, inpaint
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
@@ -89,7 +89,9 @@ def test_an_image_is_cut_as_an_evaluation_cuts_it(tmp_path):
     save(np.random.default_rng(0).integers(0, 256, (23, 40, 3)), tmp_path / "wide.png")
     loader = ImageLoader(open_dataset(tmp_path), LoaderSettings(image_size=SIDE, batch_size=1))
     evaluated = next(loader.one_pass()).images[0]
-    assert torch.equal(_read_image(tmp_path / "wide.png", SIDE), evaluated)
+    maskgit = build()
+    result = inpaint(maskgit, tmp_path / "wide.png", box=RIGHT, label=0, count=1, sampling=QUICK)
+    assert torch.equal(result.original_tokens, maskgit.tokenizer.encode(evaluated[None])[0])
 
 
 def test_a_mask_is_cut_like_its_image_and_bright_pixels_count(tmp_path):
@@ -140,7 +142,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(LGQError, match="no bright pixel"):
         _read_mask(dark, dark, SIDE)
     with pytest.raises(ValueError, match=r"gone\.png: No such file"):
-        _read_image(tmp_path / "gone.png", SIDE)
+        inpaint(build(), tmp_path / "gone.png", box=RIGHT, label=0)
     maskgit, image = build(), torch.zeros(3, SIDE, SIDE)
     with pytest.raises(LGQError, match="the mask is empty"):
         inpaint(maskgit, image, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
