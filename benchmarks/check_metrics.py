@@ -124,15 +124,15 @@ def is_monotone(family: str, rows: dict[str, Row], names: list[str], console: Co
 
 
 def table(rows: dict[str, Row]) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD)
-    drawn.add_column("degradation")
+    output = Table(box=box.SIMPLE_HEAD)
+    output.add_column("degradation")
     for heading in ("PSNR", "SSIM", "LPIPS", "rFID"):
-        drawn.add_column(heading, justify="right")
+        output.add_column(heading, justify="right")
     for name, row in rows.items():
-        drawn.add_row(
+        output.add_row(
             name, f"{row['psnr']:.2f}", *(f"{row[m]:.4f}" for m in ("ssim", "lpips")), f"{row['rfid']:.3f}"
         )
-    return drawn
+    return output
 
 
 if __name__ == "__main__":

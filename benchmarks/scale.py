@@ -168,7 +168,7 @@ class Work:
     batch_size: int = 8
     """Images per GPU and step."""
     tokens: int = 512
-    """Bytes of the tokens of an image."""
+    """Bytes of tokens per image."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def networks_alone(
 
 
 def _frechet_row(name: str, settings: EvaluateBenchmark, device: torch.device) -> EvaluateRow:
-    images, gaussians, distances = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1, [], {}
+    images, gaussians = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1, []
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         # Like the features of Inception: correlated, of decaying size, clipped at zero.
@@ -122,15 +122,10 @@ def _frechet_row(name: str, settings: EvaluateBenchmark, device: torch.device) -
         statistics = FeatureStatistics.empty(settings.features)
         statistics.update((z / torch.arange(1, settings.features + 1) ** 0.7 @ mixing + 0.3).relu())
         gaussians.append(statistics.gaussian())
-
-    def ours() -> None:
-        distances["ours"] = gaussians[0].distance(gaussians[1])
-
-    def scipy() -> None:
-        distances["scipy"] = distance_by_sqrtm(*gaussians)
-
+    a, b = gaussians
+    ours, scipy = (lambda: a.distance(b)), (lambda: distance_by_sqrtm(a, b))
     row = _in_turns(name, ours, "scipy.linalg.sqrtm", scipy, settings.rounds, device)
-    return replace(row, difference=abs(distances["ours"] / distances["scipy"] - 1))
+    return replace(row, difference=abs(ours() / scipy() - 1))
 
 
 def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:

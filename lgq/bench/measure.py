@@ -1,8 +1,4 @@
-"""Times and memory.
-
-best = interleaved_ms({"ours": ours, "reference": reference}, repeats=5, device=device)
-extra = peak_extra_bytes(ours, device)
-"""
+"""Time and memory of a call."""
 
 import ctypes
 import gc

@@ -120,7 +120,7 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
 
 
 def measure(quantizer: type[Quantizer], row: QuantizerRow, settings: QuantizerBenchmark) -> QuantizerRow:
-    """Fill in the measurements of a row, taken in this process."""
+    """Measure a row in this process."""
     device = torch.device(settings.device)
     step = training_step(quantizer, row, settings.dim, device)
     floor = six_gemms(row.tokens, settings.dim, row.codebook_size, device)

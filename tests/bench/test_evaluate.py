@@ -43,8 +43,8 @@ def test_both_sides_run_the_networks_on_the_same_images():
     networks_alone(tokenizer, lpips, inception, [torch.zeros(2, 3, 16, 16)] * 3)()
     assert inception.seen == 2 * 6
     data = random_subset(open_dataset("sample"), 6)
-    judges = MetricNetworks(lpips, inception)
-    evaluate_tokenizer(tokenizer, data, judges, image_size=16, batch_size=2, use_cache=False)
+    networks = MetricNetworks(lpips, inception)
+    evaluate_tokenizer(tokenizer, data, networks, image_size=16, batch_size=2, use_cache=False)
     assert inception.seen == 4 * 6
 
 
