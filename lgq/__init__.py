@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lgq.data.shard_writer import shard as shard
     from lgq.errors import LGQError as LGQError
     from lgq.evaluation import evaluate as evaluate
     from lgq.experiments.runner import experiment as experiment
@@ -73,6 +74,7 @@ _MODULE_OF = {
     "report": "lgq.reporting.page",
     "run": "lgq.runs",
     "sample": "lgq.inference.sample",
+    "shard": "lgq.data.shard_writer",
     "train": "lgq.training.tokenizer_trainer",
     "train_generator": "lgq.training.generator_trainer",
 }

@@ -110,7 +110,7 @@ def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys
     for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
         assert "download the shards" in mistake(capsys, *command, *stream, "--out", tmp_path / "out")
     experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
-    assert re.search("--data .* fetch the shards", mistake(capsys, *experiment, *stream))
+    assert re.search("--data .* download the shards", mistake(capsys, *experiment, *stream))
     for option in ("--val-data", "--show"):
         assert f"{option} takes" in mistake(capsys, *experiment, "--data", "sample", option, stream[1])
     assert not list(tmp_path.iterdir())
