@@ -1,4 +1,4 @@
-"""Inject every fault, and print what came of it.
+"""Inject every fault, and print the results.
 
 make faults                                     # all of them
 PYTHONPATH=tests python -m faults --only disk   # those with this word in their names
@@ -18,14 +18,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from faults.catalogue import FAULTS
-from faults.fault import Fault, Impossible
-from faults.lab import Lab, open_lab
+from faults import damage, disk, images, kills, numbers, stored, torchrun
+from faults.lab import Fault, Impossible, Lab, open_lab
+
+MODULES = (kills, torchrun, disk, damage, stored, images, numbers)
+FAULTS = tuple(fault for module in MODULES for fault in module.FAULTS)
 
 
 @dataclass
 class Tally:
-    """What came of a fault."""
+    """Result of a fault."""
 
     tries: int = 0
     survived: int = 0
@@ -37,14 +39,14 @@ class Tally:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and places")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments and places")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults")
-    parser.add_argument("--promises", action="store_true", help="print what is promised, and inject nothing")
+    parser.add_argument("--promises", action="store_true", help="print the promises, and inject nothing")
     options = parser.parse_args()
     if options.promises:
         print("\n".join(["| fault | promise |", "| --- | --- |", *map(promise, FAULTS)]))
         return
-    # Killed processes leave things behind, of which we hear from all sides.
+    # Killed processes leave things behind, of which Python warns.
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
     logging.getLogger("lgq").setLevel(logging.ERROR)
     began, console = time.monotonic(), Console(width=100, highlight=False)
@@ -53,7 +55,7 @@ def main() -> None:
         tallies = {fault.name: tally(fault, lab, options.seed) for fault in chosen}
     console.print(table(tallies))
     console.print(verdict(tallies, options.seed, time.monotonic() - began))
-    sys.exit(any(each.survived < each.tries or each.lost for each in tallies.values()))
+    sys.exit(any(result.survived < result.tries or result.lost for result in tallies.values()))
 
 
 def promise(fault: Fault) -> str:
@@ -61,7 +63,7 @@ def promise(fault: Fault) -> str:
 
 
 def tally(fault: Fault, lab: Lab, seed: int) -> Tally:
-    """Every fault has its own chance: it meets the same moments, whichever others are asked for."""
+    """Meet a fault; its random numbers are its own, whichever other faults are asked for."""
     result, console = Tally(), Console(stderr=True)
     attempts = list(fault.attempts(lab, random.Random(f"{seed} {fault.name}")))
     for attempt in track(attempts, fault.name, console=console, disable=not console.is_terminal):
@@ -85,15 +87,15 @@ def table(tallies: dict[str, Tally]) -> Table:
     drawn.add_column("fault")
     for heading in ("tries", "survived", "lost steps"):
         drawn.add_column(heading, justify="right")
-    for name, each in tallies.items():
-        note = f" (left out: {each.impossible})" if each.impossible else ""
-        drawn.add_row(name + note, str(each.tries), str(each.survived), str(each.lost))
+    for name, result in tallies.items():
+        note = f" (left out: {result.impossible})" if result.impossible else ""
+        drawn.add_row(name + note, str(result.tries), str(result.survived), str(result.lost))
     return drawn
 
 
 def verdict(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
     tries, survived, lost = (
-        sum(getattr(each, name) for each in tallies.values()) for name in ("tries", "survived", "lost")
+        sum(getattr(result, name) for result in tallies.values()) for name in ("tries", "survived", "lost")
     )
     return (
         f"{tries} faults (seed {seed}), {survived} survived, {lost} steps lost beyond the last checkpoint; "

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from leftovers import NO_TENSORBOARD
 
-from faults.notes import Notes
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.loop import DivergedError
 from lgq.training.settings import TokenizerRun
@@ -28,9 +27,33 @@ from lgq.training.tokenizer_trainer import train
 DIVERGED, REFUSED, STOPPED, UNDOCUMENTED = 1, 2, 75, 99
 """Exit codes: those of the command line, and one for what it does not know."""
 KILLED = 137
-"""Exit code of a process that ends without a word: nothing that it holds in memory reaches the disk."""
+"""Exit code of a killed process: nothing that it holds in memory reaches the disk."""
 PATIENCE = 300.0
-"""Seconds after which a process hangs, even on a busy machine."""
+"""Seconds after which a process counts as hanging, even on a busy machine."""
+
+
+_write = os.write  # a fault may replace os.write
+
+
+class Notes:
+    """What a child process does, written down at once: lines of a file, each a kind and a text."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self._descriptor: int | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"file": self.file, "_descriptor": None}
+
+    def add(self, kind: str, text: object) -> None:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        line = str(text).replace("\\", "\\\\").replace("\n", "\\n")
+        _write(self._descriptor, f"{kind} {line}\n".encode(errors="backslashreplace"))
+
+    def all(self, kind: str) -> list[str]:
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == kind]
 
 
 class Injection(Protocol):
@@ -41,7 +64,7 @@ class Injection(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a child is to do."""
+    """What a child process does."""
 
     run: TokenizerRun
     data: str
@@ -54,12 +77,12 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a child ended, and what it said."""
+    """How a child ended, and what it reported."""
 
     code: int
     """Negative for a signal."""
     resumed: int
-    """Step of the checkpoint that it began with; 0 without."""
+    """Step of the checkpoint that it resumed from; 0 without."""
     saved: list[int]
     """Steps of the checkpoints that it saved."""
     error: str
@@ -69,13 +92,13 @@ class Ending:
 
 @contextmanager
 def nursery() -> Iterator[None]:
-    """Within, children are forked from a process that has trained before.
+    """Fork the children inside the block from a process that has trained before.
 
-    The first training of a process imports for seconds, and without it there are no threads to lose.
+    The first training of a process takes seconds of imports.
     """
     context, server = multiprocessing.get_context("forkserver"), forkserver._forkserver
     before, path = server._preload_modules, os.environ.get("PYTHONPATH")
-    server._stop()  # somebody else's, who does not need it any more
+    server._stop()  # of other tests, which do not need it any more
     context.set_forkserver_preload(["faults.nursery"])
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
@@ -107,26 +130,25 @@ def ending(order: Order, process: Any) -> Ending:
 
 
 def wait_for(*processes: Any) -> None:
-    """Until all have ended; where one fails, the others are killed, as torchrun does it."""
+    """Wait until all have ended; if one fails, the others are killed, as torchrun does."""
     waiting, deadline = {process.sentinel: process for process in processes}, time.monotonic() + PATIENCE
     while waiting:
         done = multiprocessing.connection.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         failed = [process for process in map(waiting.pop, done) if process.exitcode not in (0, STOPPED)]
         if failed or not done:
-            for other in waiting.values():
-                other.kill()
+            for process in waiting.values():
+                process.kill()
         assert done, f"hangs after {PATIENCE:.0f} seconds"
     for process in processes:
         process.join()
 
 
-@contextmanager
-def address() -> Iterator[dict[str, str]]:
-    """Of two processes that are to meet."""
+def address() -> dict[str, str]:
+    """Return the environment of two processes that are to meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
 
 
 def child(order: Order) -> None:
@@ -139,7 +161,7 @@ def child(order: Order) -> None:
     if order.injection is not None:
         order.injection.arm(order.out, order.notes)
     code = _exit_code(order)
-    # Workers would go on for seconds, with the pipe in hand by which others see our end.
+    # Workers would live on for seconds, with the pipe by which others see our end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in multiprocessing.active_children():
         worker.kill()

@@ -1,9 +1,9 @@
-"""Files that were whole once: cut short, with a bit turned, emptied, gone, or in the place of another."""
+"""Damaged files of a run: cut short, with a flipped bit, empty, missing, or swapped."""
 
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,8 @@ from pathlib import Path
 from tiny_run import TINY
 
 from faults.children import REFUSED
-from faults.fault import Attempt, Fault
 from faults.injections import SignalAtStep
-from faults.lab import Lab, contents, require_documented
+from faults.lab import Cases, Fault, Lab, contents, require_documented, times
 from lgq.files import write_new_file
 from lgq.hub import PretrainedError, WeightsChoice
 from lgq.tokenizer import load_tokenizer
@@ -24,7 +23,7 @@ OTHER = replace(TINY, seed=1)
 PARTS = ("state.safetensors", "state.json", "manifest.json")
 
 Damage = Callable[[Path], None]
-"""Of a file, or of a directory."""
+"""Damages a file or a directory."""
 
 
 def cut(file: Path, share: float) -> None:
@@ -48,14 +47,19 @@ def cuts(chance: random.Random, count: int) -> Iterator[Damage]:
         yield partial(cut, share=chance.random())
 
 
+def damages(names: tuple[str, ...], kinds: Callable[[random.Random], Iterable[Damage]]) -> Cases:
+    """Every kind of damage to every file."""
+    return lambda _, chance: [(name, damage) for name in names for damage in kinds(chance)]
+
+
 def refusal(action: Callable[[], object], kind: type[ValueError]) -> str:
-    """The one line with which it is refused."""
+    """Return the one line with which an action is refused."""
     try:
         action()
     except kind as error:
         message = str(error)
     else:
-        raise AssertionError("damage was taken for whole")
+        raise AssertionError("the damage was not noticed")
     assert "\n" not in message, message
     return message
 
@@ -69,32 +73,17 @@ def stopped_run(lab: Lab) -> Path:
     return lab.stopped_after(TINY, FOURTH_STEP)
 
 
-def cut_checkpoints(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
+def other_run(lab: Lab) -> Path:
+    return lab.stopped_after(OTHER, FOURTH_STEP)
+
+
+def swaps(lab: Lab, _: random.Random) -> Iterator[tuple[str, Damage]]:
+    """Files of another run, of another step of it, its weights, and a checkpoint of another step."""
     for part in PARTS:
-        for damage in cuts(chance, 8):
-            yield partial(_falls_back, lab, part, damage)
-
-
-def flipped_checkpoints(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for part in PARTS:
-        for damage in flips(chance, 12):
-            yield partial(_falls_back, lab, part, damage)
-
-
-def absent_checkpoints(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for part in PARTS:
-        for damage in (Path.unlink, partial(cut, share=0.0)):
-            yield partial(_falls_back, lab, part, damage)
-
-
-def swapped_checkpoints(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    other = lab.stopped_after(OTHER, FOURTH_STEP) / "checkpoints"
-    for part in PARTS:
-        yield partial(_falls_back, lab, part, partial(_taken_from, other / "step-000004" / part))
-        yield partial(_falls_back, lab, part, partial(_taken_from, other / "step-000002" / part))
-    weights = lab.stopped_after(OTHER, FOURTH_STEP) / "last" / "model.safetensors"
-    yield partial(_falls_back, lab, "state.safetensors", partial(_taken_from, weights))
-    yield partial(_falls_back, lab, "", lambda newest: _taken_from(newest.with_name("step-000002"), newest))
+        yield part, partial(_taken_from, other_run(lab) / "checkpoints/step-000004" / part)
+        yield part, partial(_taken_from, other_run(lab) / "checkpoints/step-000002" / part)
+    yield "state.safetensors", partial(_taken_from, other_run(lab) / "last/model.safetensors")
+    yield "", lambda newest: _taken_from(newest.with_name("step-000002"), newest)
 
 
 def _taken_from(source: Path, place: Path) -> None:
@@ -105,8 +94,8 @@ def _taken_from(source: Path, place: Path) -> None:
         shutil.copyfile(source, place)
 
 
-def _falls_back(lab: Lab, part: str, damage: Damage) -> int:
-    """The newest checkpoint is damaged: the run goes on from the one before, and says why."""
+def falls_back(lab: Lab, part: str, damage: Damage) -> int:
+    """The newest checkpoint is damaged: the run continues from the one before, and says why."""
     with lab.place(stopped_run(lab)) as out:
         newest, before = Checkpoints(out / "checkpoints").paths()[:2]
         damage(newest / part)
@@ -116,29 +105,20 @@ def _falls_back(lab: Lab, part: str, damage: Damage) -> int:
     return max(0, int(before.name.removeprefix("step-")) - resumed.resumed)
 
 
-def all_damaged(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for damage in (*cuts(chance, 2), *flips(chance, 2)):
-        yield partial(_all_damaged, lab, damage)
-
-
-def _all_damaged(lab: Lab, damage: Damage) -> int:
+def all_damaged(lab: Lab, damage: Damage) -> int:
     with lab.place(stopped_run(lab)) as out:
         for path in Checkpoints(out / "checkpoints").paths():
             damage(path / "state.safetensors")
-        _refused(lab, out, "is whole: restore one from a copy")
+        _refused(lab, out, "are damaged: restore one from a copy")
     return 0
 
 
-def foreign_checkpoint(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    yield partial(_foreign_checkpoint, lab)
-
-
-def _foreign_checkpoint(lab: Lab) -> int:
-    """A whole checkpoint of another run is the newest; without it, the run goes on."""
+def foreign_checkpoint(lab: Lab) -> int:
+    """A whole checkpoint of another run is the newest; without it, the run continues."""
     foreign = lab.stopped_after(OTHER, SignalAtStep(5, (signal.SIGTERM,))) / "checkpoints/step-000005"
     with lab.place(stopped_run(lab)) as out:
         shutil.copytree(foreign, out / "checkpoints/step-000005")
-        _refused(lab, out, "was begun with other settings: ")
+        _refused(lab, out, "was started with other settings: ")
         shutil.rmtree(out / "checkpoints/step-000005")
         resumed = lab.train(TINY, out)
         lab.require_undisturbed(TINY, out, resumed)
@@ -147,24 +127,22 @@ def _foreign_checkpoint(lab: Lab) -> int:
 
 def _refused(lab: Lab, out: Path, words: str) -> None:
     before = contents(out)
-    found = lab.train(TINY, out)
-    require_documented(found, (REFUSED,))
-    assert words in found.error, found.error
+    end = lab.train(TINY, out)
+    require_documented(end, (REFUSED,))
+    assert words in end.error, end.error
     assert contents(out) == before, "the refusal changed something"
 
 
-def published_weights(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    other = lab.stopped_after(OTHER, FOURTH_STEP)
+def published(lab: Lab, chance: random.Random) -> Iterator[tuple[str, Damage]]:
     for name in ("last/model.safetensors", "best/model.safetensors", "last/config.json"):
-        damages = [*cuts(chance, 3), *flips(chance, 5), partial(_taken_from, other / name)]
-        if name != "last/config.json":  # two seeds have the same one
-            yield partial(_published_weights, lab, name, damages.pop())
-        for damage in damages:
-            yield partial(_published_weights, lab, name, damage)
+        for damage in (*cuts(chance, 3), *flips(chance, 5)):
+            yield name, damage
+        if name != "last/config.json":  # runs of two seeds have the same one
+            yield name, partial(_taken_from, other_run(lab) / name)
 
 
-def _published_weights(lab: Lab, name: str, damage: Damage) -> int:
-    """Nobody gets them from their run; one that resumes writes the last ones anew."""
+def published_weights(lab: Lab, name: str, damage: Damage) -> int:
+    """They are not loaded from their run; a resumed run writes the last ones again."""
     which: WeightsChoice = "last" if name.startswith("last") else "best"
     with lab.place(stopped_run(lab)) as out:
         damage(out / name)
@@ -178,14 +156,8 @@ def _published_weights(lab: Lab, name: str, damage: Damage) -> int:
     return max(0, 4 - resumed.resumed)
 
 
-def other_files(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for name in ("config.json", "environment.json", ".lock"):
-        for damage in (*cuts(chance, 2), *flips(chance, 2), Path.unlink):
-            yield partial(_no_matter, lab, name, damage)
-
-
-def _no_matter(lab: Lab, name: str, damage: Damage) -> int:
-    """A run that resumes writes them anew, of what its checkpoint says."""
+def other_files(lab: Lab, name: str, damage: Damage) -> int:
+    """A resumed run writes them again, by its settings."""
     with lab.place(stopped_run(lab)) as out:
         damage(out / name)
         resumed = lab.train(TINY, out)
@@ -195,13 +167,8 @@ def _no_matter(lab: Lab, name: str, damage: Damage) -> int:
     return max(0, 4 - resumed.resumed)
 
 
-def records(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for _ in range(6):
-        yield partial(_records, lab, chance.random())
-
-
-def _records(lab: Lab, share: float) -> int:
-    """A line that is none any more is refused; restored, the run goes on."""
+def records(lab: Lab, share: float) -> int:
+    """A damaged line is refused; with the file restored, the run continues."""
     with lab.place(stopped_run(lab)) as out:
         file = out / "metrics.jsonl"
         whole = file.read_bytes()
@@ -216,23 +183,50 @@ def _records(lab: Lab, share: float) -> int:
     return max(0, 4 - resumed.resumed)
 
 
-BACK = "It is never taken for whole: the run warns, goes on from the one before, and ends with the same bits."
+EMPTY = partial(cut, share=0.0)
+BACK = "Never loaded: the run warns, continues from the one before, and ends with the same bits."
 ONE_LINE = "Refused in one line, with everything left as it was."
 
 FAULTS = (
-    Fault("checkpoint cut short", BACK, cut_checkpoints),
-    Fault("checkpoint with a flipped bit", BACK, flipped_checkpoints),
-    Fault("checkpoint with an empty or missing file", BACK, absent_checkpoints),
-    Fault("checkpoint with files of another step or run", BACK, swapped_checkpoints),
-    Fault("every checkpoint damaged", ONE_LINE, all_damaged),
-    Fault("checkpoint of another run", f"{ONE_LINE} Without it, the run goes on.", foreign_checkpoint),
+    Fault("checkpoint cut short", BACK, falls_back, damages(PARTS, lambda c: cuts(c, 8))),
+    Fault("checkpoint with a flipped bit", BACK, falls_back, damages(PARTS, lambda c: flips(c, 12))),
+    Fault(
+        "checkpoint with an empty or missing file",
+        BACK,
+        falls_back,
+        damages(PARTS, lambda _: (EMPTY, Path.unlink)),
+    ),
+    Fault("checkpoint with files of another step or run", BACK, falls_back, swaps),
+    Fault(
+        "every checkpoint damaged",
+        ONE_LINE,
+        all_damaged,
+        lambda _, c: [(d,) for d in (*cuts(c, 2), *flips(c, 2))],
+    ),
+    Fault(
+        "checkpoint of another run",
+        f"{ONE_LINE} Without it, the run continues.",
+        foreign_checkpoint,
+        times(1),
+    ),
     Fault(
         "published weights cut, flipped or another's",
-        "No command loads them from the run directory; a resumed run writes the last ones anew.",
+        "No command loads them from the run directory; a resumed run writes the last ones again.",
         published_weights,
+        published,
     ),
-    Fault("config.json, environment.json or .lock damaged", "A resumed run writes them anew.", other_files),
     Fault(
-        "metrics.jsonl with a damaged line", f"{ONE_LINE} With a copy in its place, the run goes on.", records
+        "config.json, environment.json or .lock damaged",
+        "A resumed run writes them again.",
+        other_files,
+        damages(
+            ("config.json", "environment.json", ".lock"), lambda c: (*cuts(c, 2), *flips(c, 2), Path.unlink)
+        ),
+    ),
+    Fault(
+        "metrics.jsonl with a damaged line",
+        f"{ONE_LINE} With a copy in its place, the run continues.",
+        records,
+        times(6, random.Random.random),
     ),
 )

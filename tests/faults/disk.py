@@ -5,32 +5,28 @@ import random
 import resource
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from faults.children import KILLED, REFUSED
-from faults.fault import Attempt, Fault, Impossible
+from faults.children import KILLED, REFUSED, Notes
 from faults.injections import SignalAtStep
-from faults.lab import SHORT, Lab
-from faults.notes import Notes
+from faults.lab import SHORT, SURVIVED, Fault, Impossible, Lab, times
 from faults.system_calls import AtCall
 
 FIRST_STEP = SignalAtStep(1, (signal.SIGTERM,))
 CHANGES = ("create", "write", "rename", "replace", "mkdir", "unlink", "rmdir")
 """A kill before any other call leaves what a kill before the next of these leaves."""
 EVERY_CALL = (*CHANGES, "open", "fsync", "close")
-SURVIVED = "What was saved stays; resumed, the run ends with the bits of one that was left alone."
-REFUSED_IN_ONE_LINE = f"The run ends with one line that says so, or needs the disk no more. {SURVIVED}"
+ONE_LINE = f"The run ends with one line that says so, or no longer needs the disk. {SURVIVED}"
 
 
 def calls_of_a_step(lab: Lab) -> list[str]:
-    """Those on the run directory, from the resuming to the end of a step that writes everything."""
+    """Return the calls on the run directory, from resuming to the end of a step that writes everything."""
 
     def count() -> list[str]:
-        with lab.place(lab.stopped_after(SHORT, FIRST_STEP)) as out:
+        with lab.place(stopped(lab)) as out:
             done = lab.train(SHORT, out, AtCall())
         assert done.code == 0, done.error
         return done.calls
@@ -39,23 +35,20 @@ def calls_of_a_step(lab: Lab) -> list[str]:
 
 
 def meet(lab: Lab, injection: AtCall, codes: tuple[int, ...]) -> int:
-    return lab.survives(SHORT, injection, template=lab.stopped_after(SHORT, FIRST_STEP), codes=codes).lost
+    return lab.survives(SHORT, injection, template=stopped(lab), codes=codes).lost
 
 
-@dataclass(frozen=True, kw_only=True)
-class AtCalls:
-    """The attempts of one kind, each at another call."""
+def at_calls(
+    fault: str, calls: tuple[str, ...], *, codes: tuple[int, ...] = (KILLED,), error: int = 0, every: int = 1
+) -> Callable[[Lab, random.Random], list[tuple[AtCall, tuple[int, ...]]]]:
+    """Cases of `meet`: the fault at each call of some kinds in turn, or at every few of them."""
 
-    fault: str
-    calls: tuple[str, ...]
-    codes: tuple[int, ...] = (KILLED,)
-    error: int = 0
-    every: int = 1
+    def cases(lab: Lab, chance: random.Random) -> list[tuple[AtCall, tuple[int, ...]]]:
+        numbers = [number for number, call in enumerate(calls_of_a_step(lab)) if call in calls]
+        chosen = numbers[chance.randrange(every) :: every]
+        return [(AtCall(fault, number, error), codes) for number in chosen]
 
-    def __call__(self, lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-        places = [number for number, call in enumerate(calls_of_a_step(lab)) if call in self.calls]
-        for number in places[chance.randrange(self.every) :: self.every]:
-            yield partial(meet, lab, AtCall(self.fault, number, self.error), self.codes)
+    return cases
 
 
 @dataclass(frozen=True)
@@ -68,30 +61,23 @@ class LimitedFiles:
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.RLIM_INFINITY))
 
 
-def limited_files(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    template = lab.stopped_after(SHORT, FIRST_STEP)
-    largest = max(path.stat().st_size for path in template.rglob("*") if path.is_file())
-    for _ in range(15):
-        size = chance.randrange(100, largest)
-        yield (
-            lambda size=size: (
-                lab.survives(SHORT, LimitedFiles(size), template=template, codes=(REFUSED,)).lost
-            )
-        )
+def stopped(lab: Lab) -> Path:
+    return lab.stopped_after(SHORT, FIRST_STEP)
 
 
-def small_disk(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
+def sizes(lab: Lab) -> list[int]:
+    return [path.stat().st_size for path in stopped(lab).rglob("*") if path.is_file()]
+
+
+def limited_files(lab: Lab, size: int) -> int:
+    return lab.survives(SHORT, LimitedFiles(size), template=stopped(lab), codes=(REFUSED,)).lost
+
+
+def small_disk(lab: Lab, share: float) -> int:
     """A file system with room for the first step, and for some of the second."""
-    template = lab.stopped_after(SHORT, FIRST_STEP)
-    used = sum(4096 + path.stat().st_size for path in template.rglob("*"))
-    for _ in range(10):
-        yield partial(_on_a_small_disk, lab, used + chance.randrange(used))
-
-
-def _on_a_small_disk(lab: Lab, size: int) -> int:
-    template = lab.stopped_after(SHORT, FIRST_STEP)
-    with lab.place() as out, mounted(out, f"size={size}"):
-        _copy(template, out)
+    used = sum(4096 + path.stat().st_size for path in stopped(lab).rglob("*"))
+    with lab.place() as out, mounted(out, f"size={used + int(share * used)}"):
+        _copy(stopped(lab), out)
         broken = lab.train(SHORT, out)
         assert broken.code in (0, REFUSED), broken.error
         _mount(out, "remount,size=100m")
@@ -100,14 +86,9 @@ def _on_a_small_disk(lab: Lab, size: int) -> int:
     return max(0, max([1, *broken.saved]) - resumed.resumed)
 
 
-def read_only_disk(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for _ in range(3):
-        yield partial(_on_a_read_only_disk, lab)
-
-
-def _on_a_read_only_disk(lab: Lab) -> int:
+def read_only_disk(lab: Lab) -> int:
     with lab.place() as out, mounted(out, "size=100m"):
-        _copy(lab.stopped_after(SHORT, FIRST_STEP), out)
+        _copy(stopped(lab), out)
         _mount(out, "remount,ro")
         broken = lab.train(SHORT, out)
         assert broken.code == REFUSED, (broken.code, broken.error)
@@ -141,31 +122,33 @@ def _copy(template: Path, out: Path) -> None:
     subprocess.run(["cp", "-r", f"{template}/.", str(out)], check=True)
 
 
+SYNCED_CHANGES = (*CHANGES, "fsync")
+FULL = "full from then on"
+EITHER = (0, REFUSED)
+
 FAULTS = (
-    Fault("killed before a call that changes the disk", SURVIVED, AtCalls(fault="killed", calls=CHANGES)),
-    Fault("killed in a write", SURVIVED, AtCalls(fault="killed in a write", calls=("write",))),
-    Fault("power cut before a call", SURVIVED, AtCalls(fault="power cut", calls=(*CHANGES, "fsync"))),
-    Fault(
-        "a call fails (EIO)",
-        REFUSED_IN_ONE_LINE,
-        AtCalls(fault="error", calls=EVERY_CALL, codes=(0, REFUSED), error=errno.EIO),
-    ),
+    Fault("killed before a call that changes the disk", SURVIVED, meet, at_calls("killed", CHANGES)),
+    Fault("killed in a write", SURVIVED, meet, at_calls("killed in a write", ("write",))),
+    Fault("power cut before a call", SURVIVED, meet, at_calls("power cut", SYNCED_CHANGES)),
+    Fault("a call fails (EIO)", ONE_LINE, meet, at_calls("error", EVERY_CALL, codes=EITHER, error=errno.EIO)),
     Fault(
         "disk full from a call on (ENOSPC)",
-        REFUSED_IN_ONE_LINE,
-        AtCalls(
-            fault="full from then on",
-            calls=(*CHANGES, "fsync"),
-            codes=(0, REFUSED),
-            error=errno.ENOSPC,
-        ),
+        ONE_LINE,
+        meet,
+        at_calls(FULL, SYNCED_CHANGES, codes=EITHER, error=errno.ENOSPC),
     ),
     Fault(
         "disk read-only from a call on (EROFS)",
-        REFUSED_IN_ONE_LINE,
-        AtCalls(fault="full from then on", calls=CHANGES, codes=(0, REFUSED), error=errno.EROFS, every=5),
+        ONE_LINE,
+        meet,
+        at_calls(FULL, CHANGES, codes=EITHER, error=errno.EROFS, every=5),
     ),
-    Fault("files limited in size (RLIMIT_FSIZE)", REFUSED_IN_ONE_LINE, limited_files),
-    Fault("a disk that fills up (a small tmpfs)", REFUSED_IN_ONE_LINE, small_disk),
-    Fault("a directory mounted read-only", REFUSED_IN_ONE_LINE, read_only_disk),
+    Fault(
+        "files limited in size (RLIMIT_FSIZE)",
+        ONE_LINE,
+        limited_files,
+        lambda lab, c: [(c.randrange(100, max(sizes(lab))),) for _ in range(15)],
+    ),
+    Fault("a disk that fills up (a small tmpfs)", ONE_LINE, small_disk, times(10, random.Random.random)),
+    Fault("a directory mounted read-only", ONE_LINE, read_only_disk, times(3)),
 )

@@ -1,51 +1,38 @@
-"""Images that are not there, or cannot be read."""
+"""Images that are missing or cannot be read."""
 
 import io
 import random
 import shutil
 import signal
 import tarfile
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from tiny_run import TINY
 
 from faults.children import REFUSED, STOPPED
-from faults.fault import Attempt, Fault
 from faults.injections import FileCut, SignalAtStep
-from faults.lab import Lab, contents, require_documented
+from faults.lab import Fault, Lab, contents, require_documented, times
 from lgq.training.checkpoint import Checkpoints, verify
 
 SECOND_STEP = SignalAtStep(2, (signal.SIGTERM,))
 
 
-def some_corrupt(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for kind in ("cut", "text", "empty"):
-        yield partial(_some_corrupt, lab, kind, SignalAtStep(chance.randint(1, 6), (signal.SIGKILL,)))
-
-
-def _some_corrupt(lab: Lab, kind: str, killed: SignalAtStep) -> int:
-    """A tenth of the images cannot be read: the run goes on, and a killed one ends as one that was not."""
+def some_corrupt(lab: Lab, kind: str, killed: SignalAtStep) -> int:
+    """A tenth of the images cannot be read: the run continues, and a killed one ends as one that was not."""
     data = lab.kept(f"photos with {kind}", lambda: _with_corrupt(lab, kind, share=0.1))
-    found = lab.survives(TINY, killed, data=str(data))
-    noted = [warning for warning in found.resumed.warnings if "broken image no. 1 in" in warning]
-    assert noted, found.resumed.warnings
+    attempt = lab.survives(TINY, killed, data=str(data))
+    noted = [warning for warning in attempt.resumed.warnings if "broken image no. 1 in" in warning]
+    assert noted, attempt.resumed.warnings
     assert all("0.png" in warning for warning in noted), noted
-    return found.lost
+    return attempt.lost
 
 
-def all_corrupt(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for kind in ("cut", "text", "empty"):
-        yield partial(_all_corrupt, lab, kind)
-
-
-def _all_corrupt(lab: Lab, kind: str) -> int:
+def all_corrupt(lab: Lab, kind: str) -> int:
     data = lab.kept(f"nothing but {kind}", lambda: _with_corrupt(lab, kind, share=1.0))
     with lab.place() as out:
-        found = lab.train(TINY, out, data=str(data))
-        require_documented(found, (REFUSED,))
-        assert "none of 10 images can be read" in found.error, found.error
+        end = lab.train(TINY, out, data=str(data))
+        require_documented(end, (REFUSED,))
+        assert "none of 10 images can be read" in end.error, end.error
     return 0
 
 
@@ -62,18 +49,8 @@ def _with_corrupt(lab: Lab, kind: str, share: float) -> Path:
     return folder
 
 
-def missing_shard(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for number in (0, 1):
-        yield partial(_without, lab, number, None)
-
-
-def cut_shard(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for _ in range(10):
-        yield partial(_without, lab, chance.randrange(2), chance.random())
-
-
-def _without(lab: Lab, number: int, share: float | None) -> int:
-    """A shard is gone, or has lost its end, when a run is to go on; with the shard, it goes on."""
+def without_shard(lab: Lab, number: int, share: float | None) -> int:
+    """A shard is gone, or has lost its end, when a run resumes; with the shard, it continues."""
     folder = lab.kept("shards", lambda: _write_shards(lab))
     data, shard = str(folder / "train-{0..1}.tar"), folder / f"train-{number}.tar"
     whole = shard.read_bytes()
@@ -82,34 +59,29 @@ def _without(lab: Lab, number: int, share: float | None) -> int:
         before = contents(out)
         shard.unlink()
         if share is not None:
-            # Some of the zeros at the end may go: they are no images.
+            # Some of the zeros at the end may go: they hold no image.
             shard.write_bytes(whole[: int(share * (len(whole.rstrip(b"\0")) - 1))])
-        found = lab.train(TINY, out, data=data)
+        end = lab.train(TINY, out, data=data)
         shard.write_bytes(whole)
-        require_documented(found, (REFUSED,))
-        assert shard.name in found.error or "images (was" in found.error, found.error
+        require_documented(end, (REFUSED,))
+        assert shard.name in end.error or "images (was" in end.error, end.error
         assert contents(out) == before, "the refusal changed something"
         resumed = lab.train(TINY, out, data=data)
         lab.require_undisturbed(TINY, out, resumed, data=data)
     return max(0, 2 - resumed.resumed)
 
 
-def shard_cut_under_way(lab: Lab, chance: random.Random) -> Iterator[Attempt]:
-    for _ in range(4):
-        yield partial(_cut_under_way, lab, chance.randint(1, 4), chance.random())
-
-
-def _cut_under_way(lab: Lab, step: int, share: float) -> int:
-    """Images that are gone while the run goes on give way to others; all that is saved is whole."""
+def shard_cut_while_training(lab: Lab, step: int, share: float) -> int:
+    """Images that disappear during training are replaced by others; everything saved is whole."""
     folder = _write_shards(lab)
     shard = folder / "train-0.tar"
     cut = FileCut(step, shard, int(share * shard.stat().st_size))
     with lab.place() as out:
-        found = lab.train(TINY, out, cut, data=str(folder / "train-{0..1}.tar"))
-        require_documented(found, (0,))
+        end = lab.train(TINY, out, cut, data=str(folder / "train-{0..1}.tar"))
+        require_documented(end, (0,))
         for path in Checkpoints(out / "checkpoints").paths():
             verify(path)
-        assert max(found.saved) == TINY.loop.steps
+        assert max(end.saved) == TINY.loop.steps
     return 0
 
 
@@ -126,22 +98,30 @@ def _write_shards(lab: Lab) -> Path:
     return folder
 
 
-REFUSAL = (
-    "Refused in one line that names it, with everything left as it was. With the shard, the run goes on."
-)
+ONE_LINE = "Refused in one line that names it, with everything left as it was. With it, the run continues."
+KINDS = ("cut", "text", "empty")
 
 FAULTS = (
     Fault(
         "a tenth of the images cannot be read",
-        "The run goes on with others in their place, always the same ones, and counts them in its warnings.",
+        "The run continues with others in their place, always the same ones, and counts them in warnings.",
         some_corrupt,
+        lambda _, c: [(kind, SignalAtStep(c.randint(1, 6), (signal.SIGKILL,))) for kind in KINDS],
     ),
-    Fault("no image can be read", "Refused in one line.", all_corrupt),
-    Fault("a shard is missing when a run resumes", REFUSAL, missing_shard),
-    Fault("a shard is cut short when a run resumes", REFUSAL, cut_shard),
+    Fault("no image can be read", "Refused in one line.", all_corrupt, lambda *_: [(k,) for k in KINDS]),
     Fault(
-        "a shard is cut short under a running run",
-        "The run goes on with other images in the place of those that are gone, and warns.",
-        shard_cut_under_way,
+        "a shard is missing when a run resumes", ONE_LINE, without_shard, lambda *_: [(0, None), (1, None)]
+    ),
+    Fault(
+        "a shard is cut short when a run resumes",
+        ONE_LINE,
+        without_shard,
+        times(10, lambda chance: chance.randrange(2), random.Random.random),
+    ),
+    Fault(
+        "a shard is cut short during training",
+        "The run continues with other images in the place of those that are gone, and warns.",
+        shard_cut_while_training,
+        times(4, lambda chance: chance.randint(1, 4), random.Random.random),
     ),
 )

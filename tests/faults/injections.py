@@ -1,4 +1,4 @@
-"""Faults within a process: signals, dead workers, numbers that are none, clocks that jump."""
+"""Faults within a process: signals, dead workers, NaN, clocks that jump."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from faults.notes import Notes
+from faults.children import Notes
 from lgq.training.losses import Objective
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.training.trainer import ClippedAdamW

@@ -1,12 +1,14 @@
-"""Where runs meet faults: a folder with pictures, runs that nothing disturbs, a verdict on the others."""
+"""Where runs meet faults: a folder with pictures, runs that met no fault, and comparisons with those."""
 
 import os
+import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,29 @@ from identity import assert_identical
 from leftovers import last_state
 from tiny_run import TINY, left_by, paint_photos
 
-from faults.children import KILLED, Ending, Injection, Order, address, ending, nursery, start, wait_for
-from faults.notes import Notes
+from faults.children import (
+    KILLED,
+    Ending,
+    Injection,
+    Notes,
+    Order,
+    address,
+    ending,
+    nursery,
+    start,
+    wait_for,
+)
 from lgq.files import LOCK_FILE
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.settings import LoopSettings, TokenizerRun
 
+SURVIVED = "Saved work stays; the resumed run ends bit for bit as one that met no fault."
 DEATHS = (KILLED, -signal.SIGKILL)
 SHORT = replace(TINY, loop=LoopSettings(steps=2, log_every=1, validate_every=2, checkpoint_every=1, keep=1))
-"""Its second step writes all that a run ever writes, and removes the checkpoint of the first."""
-
+"""Its second step writes everything that a run ever writes, and removes the checkpoint of the first."""
 
 Injections = tuple[Injection | None, Injection | None]
-"""Of the first and the second process."""
+"""Faults of the first and the second process."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Try:
 
 
 class Lab:
-    """A folder for many runs, each of which is removed when its verdict is there."""
+    """A folder for many runs, each of which is removed when it was compared."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -66,7 +78,7 @@ class Lab:
         return self.folder / f"{next(self._numbers):05d}"
 
     def kept(self, key: Any, make: Any) -> Any:
-        """What `make` gave when this key came first."""
+        """Return what `make` gave when this key came first."""
         key = repr(key)  # settings hold dicts
         if key not in self._kept:
             self._kept[key] = make()
@@ -78,34 +90,33 @@ class Lab:
         return Order(run=run, out=out, notes=notes, injection=injection, **rest)
 
     def train(self, run: TokenizerRun, out: Path, injection: Injection | None = None, **rest: Any) -> Ending:
-        """In one process, to its end."""
+        """Train in one process, to its end."""
         order = self.order(run, out, injection, **rest)
         process = start(order)
         wait_for(process)
         return self._ended(order, process)
 
     def train_two(self, run: TokenizerRun, out: Path, injections: Injections = (None, None)) -> Ending:
-        """In two processes; how the first one ended, with the first exit code that is not 0."""
-        with address() as group:
-            ranks = [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-            orders = [
-                self.order(run, out, injection, group=rank)
-                for injection, rank in zip(injections, ranks, strict=True)
-            ]
-            processes = [start(order) for order in orders]
-            wait_for(*processes)
+        """Train in two processes; returns how the first one ended, with the worst exit code of both."""
+        group = address()
+        orders = [
+            self.order(run, out, injection, group=group | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank, injection in enumerate(injections)
+        ]
+        processes = [start(order) for order in orders]
+        wait_for(*processes)
         endings = [self._ended(*pair) for pair in zip(orders, processes, strict=True)]
-        codes = {each.code for each in endings}
+        codes = {end.code for end in endings}
         deaths = codes.intersection(DEATHS)
         return replace(endings[0], code=min(deaths) if deaths else max(codes))
 
     def _ended(self, order: Order, process: Any) -> Ending:
-        found = ending(order, process)
+        end = ending(order, process)
         order.notes.file.unlink(missing_ok=True)
-        return found
+        return end
 
     def undisturbed(self, run: TokenizerRun, *, ranks: int = 1, **rest: Any) -> Any:
-        """What a run leaves that no fault met."""
+        """Return what a run leaves that met no fault."""
 
         def make() -> Any:
             with self.place() as out:
@@ -116,7 +127,7 @@ class Lab:
         return self.kept((run, ranks, *sorted(rest.items())), make)
 
     def stopped_after(self, run: TokenizerRun, injection: Injection) -> Path:
-        """The directory of a run that was stopped, to be copied."""
+        """Return the directory of a run that was stopped, to be copied."""
 
         def make() -> Path:
             out = self.new_path()
@@ -134,7 +145,7 @@ class Lab:
         codes: tuple[int, ...] = DEATHS,
         **rest: Any,
     ) -> Try:
-        """Meet the fault, end with one of the exit codes, resume, and end as if nothing had been."""
+        """Meet the fault, end with one of the exit codes, resume, and end as one that met no fault."""
         with self.place(template) as out:
             before = newest_step(out)
             broken = self.train(run, out, injection, **rest)
@@ -145,19 +156,19 @@ class Lab:
         return Try(broken, resumed, max(0, lost - resumed.resumed))
 
     def require_undisturbed(self, run: TokenizerRun, out: Path, resumed: Ending, **rest: Any) -> None:
-        assert resumed.code == 0, f"did not go on: {resumed.code} {resumed.error}"
+        assert resumed.code == 0, f"did not continue: {resumed.code} {resumed.error}"
         self.require_left(run, out, **rest)
 
     def require_left(self, run: TokenizerRun, out: Path, *, ranks: int = 1, **rest: Any) -> None:
-        """Refuse a run that left anything else than one that no fault met."""
+        """Refuse a run that left anything else than one that met no fault."""
         assert_identical(left(out, ranks), self.undisturbed(run, ranks=ranks, **rest))
 
 
-def require_documented(found: Ending, codes: tuple[int, ...]) -> None:
-    assert found.code in codes, f"ended with {found.code}, not with one of {codes}: {found.error}"
-    if found.code == 2:
-        assert found.error, "ended without a word"
-        assert "\\n" not in found.error, f"more than one line: {found.error}"
+def require_documented(end: Ending, codes: tuple[int, ...]) -> None:
+    assert end.code in codes, f"ended with {end.code}, not with one of {codes}: {end.error}"
+    if end.code == 2:
+        assert end.error, "ended without a message"
+        assert "\\n" not in end.error, f"more than one line: {end.error}"
 
 
 def newest_step(run: Path) -> int:
@@ -167,18 +178,46 @@ def newest_step(run: Path) -> int:
 
 @contextmanager
 def open_lab() -> Iterator[Lab]:
-    """In memory where possible: no fault here is one of a real disk, and a disk takes milliseconds a sync."""
+    """Open a lab, in memory where possible: no fault here needs a real disk, which takes long to sync."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with nursery(), tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Lab(Path(folder))
 
 
 def left(out: Path, ranks: int) -> Any:
-    """What a run left, with the states of all its processes."""
+    """Return what a run left, with the states of all its processes."""
     return [left_by(out), *(last_state(out, rank) for rank in range(1, ranks))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Of every file in it, but the one in which the last holder of the lock has left its name."""
+    """Return the content of every file, except the lock's, which names its last holder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != LOCK_FILE)
     return {str(path): path.read_bytes() for path in files}
+
+
+class Impossible(Exception):  # noqa: N818 - not an error: the machine cannot do this
+    """This machine cannot make the fault, for the reason given."""
+
+
+Cases = Callable[[Lab, random.Random], Iterable[tuple[Any, ...]]]
+"""Ways to meet a fault, the same for the same random numbers."""
+
+
+def times(count: int, *draws: Callable[[random.Random], Any]) -> Cases:
+    """Draw so many random cases, each of one value per draw."""
+    return lambda _, chance: [tuple(draw(chance) for draw in draws) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, what is promised, and how it is met."""
+
+    name: str
+    promise: str
+    meet: Callable[..., int]
+    """Called with the lab and a case; returns the steps lost beyond the last checkpoint, or raises if a
+    promise is broken."""
+    cases: Cases
+
+    def attempts(self, lab: Lab, chance: random.Random) -> list[Callable[[], int]]:
+        return [partial(self.meet, lab, *case) for case in self.cases(lab, chance)]

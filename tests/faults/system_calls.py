@@ -11,8 +11,7 @@ from typing import Any
 
 from faulty_disk import CALLS, REAL, FaultyDisk
 
-from faults.children import KILLED
-from faults.notes import Notes
+from faults.children import KILLED, Notes
 
 _REAL_OPEN = io.open
 

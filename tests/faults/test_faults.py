@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from faulty_disk import Unsynced
 
-from faults.catalogue import FAULTS
-from faults.children import KILLED
+from faults.__main__ import FAULTS
+from faults.children import KILLED, Notes
 from faults.disk import calls_of_a_step, meet
-from faults.fault import Fault, Impossible
-from faults.lab import Lab, open_lab
-from faults.notes import Notes
+from faults.lab import Fault, Impossible, Lab, open_lab
 from faults.system_calls import AtCall
 from faults.torchrun import killed_and_run_again
 from lgq.training.checkpoint import Checkpoints
@@ -64,14 +62,14 @@ class RemovesTooEarly(AtCall):
     """A program that makes room for a checkpoint before it has written it."""
 
     def arm(self, out: Path, notes: Notes) -> None:
-        begin = Checkpoints._begin
+        make = Checkpoints._make
 
         def too_early(self: Checkpoints, partial: Path) -> None:
             for path in self.paths():
                 shutil.rmtree(path)
-            begin(self, partial)
+            make(self, partial)
 
-        Checkpoints._begin = too_early  # type: ignore[method-assign]
+        Checkpoints._make = too_early  # type: ignore[method-assign]
         super().arm(out, notes)
 
 
