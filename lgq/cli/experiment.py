@@ -99,11 +99,10 @@ def _table(outcome: ExperimentOutcome) -> Table:
     for heading in ("steps", "parameters", "training"):
         table.add_column(heading, justify="right", overflow="fold")
     for estimate in estimates:
-        steps = estimate.row.task.steps
         table.add_row(
             Text(str(estimate.row)),
             "finished" if estimate.finished else "to do",
-            f"{steps:,}" if steps else "-",
+            f"{estimate.steps:,}" if estimate.steps else "-",
             f"{estimate.parameters:,}" if estimate.parameters else "-",
             "-" if estimate.seconds is None else _duration(estimate.seconds),
         )

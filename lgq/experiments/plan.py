@@ -96,30 +96,16 @@ class Experiment:
     """Number of training seeds where the user gives none."""
 
 
-@dataclass(frozen=True)
-class SeededRow:
-    """A row with a training seed."""
-
-    planned: PlannedRow
-    task: Task
-
-    @property
-    def id(self) -> str:
-        return self.planned.id
-
-    def __str__(self) -> str:
-        seed = "" if isinstance(self.task, CostTask) else f"seed {self.task.seed}"
-        return ", ".join(filter(None, (self.planned.label, self.planned.group, seed)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannedExperiment:
     """The rows of an experiment at a scale, on some images."""
 
     plan: Plan
     """All rows of the table."""
-    rows: tuple[SeededRow, ...]
+    rows: list[PlannedRow]
     """Rows of this call: those that the user chose, or a share of them."""
+    tasks: dict[str, Task]
+    """What each row asks for, by the id of its run."""
     scale: Scale
     sources: Sources
     results: ResultsDirectory
@@ -159,15 +145,15 @@ def plan_rows(
     """Plan the rows of an experiment; the arguments are those of `lgq.experiment`."""
     count = experiment.seeds if seeds is None else seeds
     require_at_least(1, seeds=count)
-    rows: dict[tuple[str, str], SeededRow] = {}
+    tasks: dict[str, Task] = {}
+    rows: dict[PlannedRow, None] = {}  # ordered, and each row once: costs have no seed
     for seed in range(count):
         for row in experiment.rows(scale):
             task = row.task.seeded(seed)
             id = run_id(task, scale, sources.fingerprint)
             named = {"row": row.row, "label": row.label, "group": row.group}
-            planned = PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)
-            # Costs have no seed, so that each comes once.
-            rows[row.row, id] = SeededRow(planned, task)
+            rows[PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)] = None
+            tasks[id] = task
     plan = Plan(
         experiment=experiment.name,
         title=experiment.title,
@@ -185,11 +171,12 @@ def plan_rows(
             "precision": scale.tokenizer.precision,
             "measuring": json.loads(json.dumps(asdict(scale.measuring))),
         },
-        rows=tuple(row.planned for row in rows.values()),
+        rows=tuple(rows),
     )
-    chosen = _share(_named(list(rows.values()), only), shard or "0/1")
+    chosen = _share(_named(list(rows), only), shard or "0/1")
+    results = ResultsDirectory(out)
     return PlannedExperiment(
-        plan=plan, rows=tuple(chosen), scale=scale, sources=sources, results=ResultsDirectory(out)
+        plan=plan, rows=chosen, tasks=tasks, scale=scale, sources=sources, results=results
     )
 
 
@@ -205,20 +192,19 @@ def run_id(task: Task, scale: Scale, images: str) -> str:
     return f"{task.name()[:_LONGEST_NAME]}-{digest[:8]}"
 
 
-def _named(rows: Sequence[SeededRow], only: Sequence[str]) -> list[SeededRow]:
+def _named(rows: Sequence[PlannedRow], only: Sequence[str]) -> list[PlannedRow]:
     """Return the rows with one of these names, labels or groups; all rows where none is given."""
     wanted = {word.casefold().strip() for word in only}
-    planned = [row.planned for row in rows]
-    names = [{name.casefold() for name in (row.row, row.label, row.group) if name} for row in planned]
-    known = set().union(*names)
+    names = {row: {name.casefold() for name in (row.row, row.label, row.group) if name} for row in rows}
+    known = set().union(*names.values())
     for word in sorted(wanted - known):
         close = difflib.get_close_matches(word, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(known))}."
         raise LGQError(f"no row is called {word!r}: {hint}")
-    return [row for row, own in zip(rows, names, strict=True) if not wanted or wanted & own]
+    return [row for row in rows if not wanted or wanted & names[row]]
 
 
-def _share(rows: Sequence[SeededRow], shard: str) -> list[SeededRow]:
+def _share(rows: Sequence[PlannedRow], shard: str) -> list[PlannedRow]:
     """Return the i-th of n shares, given as i/n; a run that several rows ask for is in one share only."""
     number, slash, count = shard.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
@@ -230,8 +216,9 @@ def _share(rows: Sequence[SeededRow], shard: str) -> list[SeededRow]:
 class Estimate:
     """Size and time of one row."""
 
-    row: SeededRow
+    row: PlannedRow
     finished: bool
+    steps: int
     parameters: int
     """Number of learned parameters."""
     seconds: float | None
@@ -246,7 +233,7 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
     ms_per_step: dict[str, float | None] = {}
     estimates = []
     for row in planned.rows:
-        task, finished, ms = row.task, planned.results.is_finished(row.id), None
+        task, finished, ms = planned.tasks[row.id], planned.results.is_finished(row.id), None
         if not finished and not isinstance(task, CostTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
             kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"
@@ -254,7 +241,8 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
                 ms_per_step[kind] = _ms_per_step(task, planned.sources)
             ms = ms_per_step[kind]
         seconds = None if ms is None else ms * task.steps / 1e3
-        estimates.append(Estimate(row=row, finished=finished, parameters=task.parameters(), seconds=seconds))
+        size = {"steps": task.steps, "parameters": task.parameters()}
+        estimates.append(Estimate(row=row, finished=finished, seconds=seconds, **size))
     return estimates
 
 

@@ -183,7 +183,7 @@ def _encode_sources(
     sources, results = context.planned.sources, context.planned.results
     encoded = [(sources.data, results.tokens(tokenizer_id), task.run.flips)]
     if sources.validation is not sources.data:
-        encoded.append((sources.validation, results.validation_tokens(tokenizer_id), False))
+        encoded.append((sources.validation, results.tokens(f"{tokenizer_id}-validation"), False))
     image_size = task.tokenizer.run.image_size
     for data, out, flips in encoded:
         _log.info("encoding %s images for %s", f"{len(data):,}", tokenizer_id)

@@ -36,6 +36,10 @@ class PlannedRow:
     id: str
     """Id of the run."""
 
+    def __str__(self) -> str:
+        seed = "" if self.kind == "cost" else f"seed {self.seed}"
+        return ", ".join(filter(None, (self.label, self.group, seed)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -82,9 +86,6 @@ class ResultsDirectory:
 
     def tokens(self, id: str) -> Path:
         return self.root / "tokens" / id
-
-    def validation_tokens(self, id: str) -> Path:
-        return self.root / "tokens" / f"{id}-validation"
 
     def pictures(self, id: str) -> Path:
         return self.root / "pictures" / id

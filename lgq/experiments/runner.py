@@ -22,20 +22,13 @@ from lgq.experiments.plan import (
     Estimate,
     Images,
     PlannedExperiment,
-    SeededRow,
     estimate_rows,
     open_sources,
     plan_rows,
     run_id,
 )
-from lgq.experiments.records import (
-    Context,
-    Stopped,
-    cost_record,
-    generator_record,
-    tokenizer_record,
-)
-from lgq.experiments.results_directory import Plan, ResultsDirectory
+from lgq.experiments.records import Context, Stopped, cost_record, generator_record, tokenizer_record
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import named_experiment
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task
@@ -174,13 +167,13 @@ def _exclusive(results: ResultsDirectory) -> Iterator[None]:
         yield
 
 
-def _attempt(context: Context, rows: Sequence[SeededRow], outcome: ExperimentOutcome) -> list[SeededRow]:
+def _attempt(context: Context, rows: Sequence[PlannedRow], outcome: ExperimentOutcome) -> list[PlannedRow]:
     """Finish the rows that no other process holds; return those that one does."""
     busy = []
     for number, row in enumerate(rows, 1):
         _log.info("row %d of %d: %s (%s)", number, len(rows), row, row.id)
         try:
-            outcome.new_rows += _finish(context, row.task, row.id)
+            outcome.new_rows += _finish(context, context.planned.tasks[row.id], row.id)
         except LockError as error:
             _log.info("left to another process: %s", error)
             busy.append(row)

@@ -47,7 +47,7 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
     for picture in (results.originals, results.pictures(record["id"]) / "reconstructions.png"):
         with Image.open(picture) as image:
             assert image.size == (8 * 16, 16)
-    assert results.plan("comparison").shown == "sample:whole"
+    assert results.plans()["comparison"].shown == "sample:whole"
     assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
 
 

@@ -38,7 +38,7 @@ def table_of(*tasks) -> Experiment:
 def test_every_experiment_runs_from_end_to_end(name, images, shared_out):
     outcome = run_tiny(name, images, shared_out, seeds=1)
     results = ResultsDirectory(shared_out)
-    plan = results.plan(name)
+    plan = results.plans()[name]
     assert (outcome.exit_code, outcome.busy, outcome.failed) == (0, [], [])
     assert (plan.title, plan.about) == (EXPERIMENTS[name].title, EXPERIMENTS[name].about)
     assert len(plan.rows) == len(EXPERIMENTS[name].rows(SMOKE)) == outcome.rows
@@ -70,14 +70,14 @@ def test_rows_that_are_alike_are_trained_once_and_not_looked_at_again(images, ou
 def test_a_generator_has_its_tokenizers_row_and_tokens_and_shows_what_the_others_show(images, shared_out):
     run_tiny("generation", images, shared_out)
     results = ResultsDirectory(shared_out)
-    records = {row.row: results.record(row.id) for row in results.plan("generation").rows}
+    records = {row.row: results.record(row.id) for row in results.plans()["generation"].rows}
     record = records["fsq"]
     assert record["fingerprint"] == results.record(record["tokenizer"])["fingerprint"]
     assert record["config"]["tokenizer"]["quantizer"] == "fsq"
     assert {"gfid", "kid"} <= record["metrics"].keys() == record["std"].keys()
     assert record["likelihood"]["nll"] > 0
     assert len(TokenDataset(results.tokens(record["tokenizer"]))) == 12
-    assert len(TokenDataset(results.validation_tokens(record["tokenizer"]))) == 8
+    assert len(TokenDataset(results.tokens(record["tokenizer"] + "-validation"))) == 8
     assert (results.pictures(record["id"]) / "samples.png").is_file()
     (classes,) = {tuple(record["shown_classes"]) for record in records.values()}
     assert set(classes) <= {"cat", "dog"}
@@ -94,7 +94,7 @@ def test_rows_show_the_images_that_were_named(images, out):
 def test_more_seeds_are_more_rows_of_the_same_table(images, out):
     run_tiny("comparison", images, out, only=["FSQ"], seeds=2)
     run_tiny("comparison", images, out, only=["FSQ"], seeds=1)
-    plan = ResultsDirectory(out).plan("comparison")
+    plan = ResultsDirectory(out).plans()["comparison"]
     assert (plan.seeds, len(plan.rows)) == ((0, 1), 14)
     records = ResultsDirectory(out).records().values()
     assert sorted(record["seed"] for record in records) == [0, 1]
