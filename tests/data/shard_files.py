@@ -17,12 +17,16 @@ def picture(shade: int, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def write_tar(path: Path, members: list[tuple[str, bytes]], **options: object) -> Path:
+def write_tar(path: Path, members: list[tuple[str, bytes] | tarfile.TarInfo], **options: object) -> Path:
+    """Members are (name, bytes), or a TarInfo without content."""
     with tarfile.open(path, "w", **options) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            tar.addfile(info, io.BytesIO(member[1]))
     return path
 
 

@@ -107,11 +107,6 @@ def test_transparency_shows_white(kind):
     assert (pixels[:, 0] == 255).all()
 
 
-def test_grey_with_alpha_shows_white():
-    image = Image.merge("LA", [Image.new("L", (4, 4), 0), Image.new("L", (4, 4), 128)])
-    assert difference(decode(encode(image, "PNG"), "a"), np.full((4, 4, 3), 127)) <= 1
-
-
 @pytest.mark.parametrize("kind", ["PNG", "GIF"])
 def test_palettes_become_colours_and_their_transparent_entry_white(kind):
     image = Image.new("P", (6, 4), 1)
@@ -161,12 +156,6 @@ def test_animations_show_their_first_frame(kind):
     options = {"WEBP": {"lossless": True}}.get(kind, {})
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert (decode(data, "a") == [255, 0, 0]).all()
-
-
-def test_a_stereo_photograph_shows_its_first_view():
-    views = [Image.new("RGB", (8, 8), colour) for colour in ("red", "lime")]
-    data = encode(views[0], "MPO", save_all=True, append_images=views[1:])
-    assert difference(decode(data, "a"), np.broadcast_to([255, 0, 0], (8, 8, 3))) < 4
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -244,15 +233,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(side, monkeypatch)
 def test_an_image_just_within_the_limit_is_opened():
     side = int(PIXEL_LIMIT**0.5)
     assert StoredImage(forged_bmp(side, side), "large.bmp").size == (side, side)
-
-
-def test_the_reason_does_not_change_between_runs():
-    reasons = set()
-    for _ in range(3):
-        with pytest.raises(BrokenImage) as caught:
-            decode(BROKEN["text"], "a")
-        reasons.add(caught.value.reason)
-    assert len(reasons) == 1
 
 
 def test_a_broken_image_travels_between_processes():

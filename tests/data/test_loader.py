@@ -75,13 +75,6 @@ def test_workers_do_not_change_the_stream(workers):
     assert_same(stream(dataset, replace(SMALL, workers=workers), batches=9), alone)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_do_not_change_a_pass(workers):
-    dataset = Memory(11, broken=(2, 3, 7))
-    alone = list(ImageLoader(dataset, SMALL).one_pass())
-    assert_same(list(ImageLoader(dataset, replace(SMALL, workers=workers)).one_pass()), alone)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(workers):
     dataset = Memory(7, broken=(1,))
@@ -153,12 +146,6 @@ def test_a_batch_tells_labels_names_and_indices():
         assert name == f"{index}.bmp"
 
 
-def test_a_data_set_smaller_than_a_batch_still_fills_it():
-    batches = stream(Memory(1), batches=2)
-    assert indices(batches) == [0] * 8
-    assert len({image.numpy().tobytes() for batch in batches for image in batch.images}) > 1
-
-
 def test_loading_leaves_the_random_generators_of_the_model_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -175,12 +162,6 @@ def test_a_broken_image_is_replaced_and_the_others_stay():
         assert torch.equal(a.images[kept], b.images[kept])
         assert a.images.shape == b.images.shape
         assert not set(b.indices.tolist()) & {2, 6}
-
-
-def test_replacements_differ_so_that_no_image_stands_in_for_a_cluster():
-    dataset = Memory(60, broken=range(20, 40))
-    seen = indices(stream(dataset, replace(SMALL, batch_size=60), batches=1))
-    assert max(np.bincount(seen)) <= 6
 
 
 @given(st.integers(1, 200), st.integers(0, 5), st.data())

@@ -1,38 +1,20 @@
 """One word on the command line opens any kind of data set, or says in one line why not."""
 
-import io
-import tarfile
-
 import pytest
-from PIL import Image
+from shard_files import picture, write_shard
 
 from lgq.data import DataError, FolderDataset, PipeDataset, SampleDataset, ShardDataset, open_dataset
 
 
-def write_image(path):
-    Image.new("RGB", (4, 4)).save(path)
-    return path
-
-
-def write_shard(path):
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(buffer, "PNG")
-    info = tarfile.TarInfo("a.png")
-    info.size = len(buffer.getvalue())
-    with tarfile.open(path, "w") as tar:
-        tar.addfile(info, io.BytesIO(buffer.getvalue()))
-    return path
-
-
 def test_a_folder_opens_as_text_or_as_path(tmp_path):
-    write_image(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(picture(1))
     for spec in (tmp_path, str(tmp_path), f"{tmp_path}/"):
         assert isinstance(open_dataset(spec), FolderDataset)
 
 
 def test_shards_open_by_name_by_braces_and_by_star(tmp_path):
     for i in range(2):
-        write_shard(tmp_path / f"t-{i}.tar")
+        write_shard(tmp_path / f"t-{i}.tar", i, 1)
     for pattern, images in (("t-0.tar", 1), ("t-{0..1}.tar", 2), ("t-*.tar", 2)):
         dataset = open_dataset(f"{tmp_path}/{pattern}")
         assert isinstance(dataset, ShardDataset)
@@ -48,13 +30,13 @@ def test_a_pipe_opens_one_command_a_shard_and_starts_none(tmp_path):
 
 def test_a_folder_may_look_like_a_shard(tmp_path):
     (tmp_path / "x.tar").mkdir()
-    write_image(tmp_path / "x.tar/a.png")
+    (tmp_path / "x.tar/a.png").write_bytes(picture(1))
     assert isinstance(open_dataset(tmp_path / "x.tar"), FolderDataset)
 
 
 def test_the_home_directory_has_its_short_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    write_image(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(picture(1))
     assert len(open_dataset("~")) == 1
 
 
@@ -68,7 +50,7 @@ def test_sample_is_the_training_side_and_held_out_the_other():
 def test_a_folder_called_sample_is_reached_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sample").mkdir()
-    write_image(tmp_path / "sample/a.png")
+    (tmp_path / "sample/a.png").write_bytes(picture(1))
     assert isinstance(open_dataset("./sample"), FolderDataset)
 
 

@@ -63,12 +63,6 @@ def test_each_rank_finds_its_place_among_those_of_all(data):
         assert_same(stream(data, settings, batches=3, start=start), batches[3:])
 
 
-def test_an_epoch_has_every_image_and_batches_reach_over_its_end(data):
-    labels = [label for batch in stream(data, batches=26) for label in batch.labels.tolist()]
-    for epoch in range(6):
-        assert sorted(labels[epoch * 13 : epoch * 13 + 13]) == list(range(13))
-
-
 def test_the_augmentation_belongs_to_seed_epoch_and_image(data):
     crop = RandomCrop(smallest_area=0.2)
     batches = stream(data, replace(SMALL, seed=5, crop=crop), batches=8)

@@ -92,13 +92,9 @@ def test_a_run_does_not_go_on_with_another_number_of_readers(data, tmp_path):
 
 
 def test_config_tells_the_stream(data, tmp_path):
-    trainee = last_state_config(data, tmp_path / "run")
-    assert trainee["data"] == {"source": repr(data), "shards": 3, "readers": 1, "buffer": 2}
-
-
-def last_state_config(data, out):
-    train(data, out, replace(TINY, loop=LoopSettings(steps=1)))
-    return last_state(out)["config"]
+    train(data, tmp_path, replace(TINY, loop=LoopSettings(steps=1)))
+    described = {"source": repr(data), "shards": 3, "readers": 1, "buffer": 2}
+    assert last_state(tmp_path)["config"]["data"] == described
 
 
 def test_validation_and_epochs_need_more_than_a_stream(data, tmp_path):

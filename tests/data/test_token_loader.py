@@ -6,8 +6,6 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from token_sets import write_tokens
 
 from lgq.data.loader import epoch_order
@@ -61,32 +59,6 @@ def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(ten):
     for done in range(8):
         start = unbroken[done - 1].position if done else 0
         assert_same(stream(ten, batches=8 - done, start=start), unbroken[done:])
-
-
-@given(batch_size=st.integers(1, 9), world_size=st.integers(1, 4), epochs=st.integers(1, 3))
-@settings(max_examples=15)
-def test_ranks_share_every_epoch_without_overlap_or_loss(ten, batch_size, world_size, epochs):
-    shared = TokenLoaderSettings(batch_size=batch_size, world_size=world_size)
-    batches = -(-epochs * 10 // (batch_size * world_size))
-    ranks = [stream(ten, replace(shared, rank=rank), batches=batches) for rank in range(world_size)]
-    seen = [i for step in zip(*ranks, strict=True) for i in indices(step)]
-    for epoch in range(epochs):
-        assert sorted(seen[epoch * 10 : (epoch + 1) * 10]) == TEN
-
-
-def test_ranks_together_see_what_one_rank_with_a_large_batch_sees(ten):
-    ranks = [stream(ten, replace(SMALL, rank=rank, world_size=3), batches=5) for rank in range(3)]
-    alone = stream(ten, replace(SMALL, batch_size=12), batches=5)
-    for parts, whole in zip(zip(*ranks, strict=True), alone, strict=True):
-        assert torch.equal(torch.cat([part.tokens for part in parts]), whole.tokens)
-        assert {part.position for part in parts} == {whole.position}
-
-
-def test_a_run_may_resume_with_another_batch_size(ten):
-    before = stream(ten, batches=3)
-    after = stream(ten, replace(SMALL, batch_size=6), batches=2, start=before[-1].position)
-    together = torch.cat([batch.tokens for batch in before + after])
-    assert torch.equal(together, torch.cat([batch.tokens for batch in stream(ten, batches=6)]))
 
 
 def test_epochs_have_the_order_that_images_have_too(ten):
@@ -156,36 +128,3 @@ def test_a_pass_sees_every_image_once_in_order_and_as_it_is(ten):
         assert indices(batches) == TEN
         assert [batch.position for batch in batches] == [4, 8, 10]
         assert torch.equal(torch.cat([batch.tokens for batch in batches]), torch.arange(60).view(10, 6))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_ranks_share_a_pass_without_overlap_or_loss(ten, world_size):
-    shared = replace(SMALL, batch_size=2, world_size=world_size)
-    ranks = [list(TokenLoader(ten, replace(shared, rank=r)).one_pass()) for r in range(world_size)]
-    assert sorted(index for rank in ranks for index in indices(rank)) == TEN
-    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
-
-
-@pytest.mark.parametrize(("limit", "expected"), [(1, [0]), (4, [0, 2, 5, 7]), (10, TEN), (99, TEN)])
-def test_a_limited_pass_spreads_over_the_data_set(ten, limit, expected):
-    assert indices(TokenLoader(ten, SMALL).one_pass(limit)) == expected
-
-
-def test_loading_leaves_the_random_generators_of_the_model_alone(ten):
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    stream(ten, batches=3)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"world_size": 0}, {"rank": 1}, {"rank": -1}])
-def test_impossible_settings_are_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        TokenLoaderSettings(**wrong)
-
-
-def test_impossible_positions_are_refused_at_once(ten):
-    with pytest.raises(ValueError, match="start"):
-        TokenLoader(ten, SMALL).stream(-1)
-    with pytest.raises(ValueError, match="limit"):
-        TokenLoader(ten, SMALL).one_pass(0)

@@ -286,15 +286,6 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path, folder, monkeypatch
     assert contents(tmp_path / "resumed") == contents(folder)
 
 
-def test_what_a_kill_left_half_written_is_overwritten(tmp_path, folder):
-    resumed = tmp_path / "resumed"
-    resumed.mkdir()
-    for name in (shard_name(1), HEADER):
-        (resumed / f"{name}.partial").write_bytes(b"half")
-    write(resumed)
-    assert contents(resumed) == contents(folder)
-
-
 def test_encoding_again_mends_whatever_is_damaged(folder):
     whole = contents(folder)
     (folder / shard_name(0)).write_bytes(whole[shard_name(0)][:-1])
@@ -304,14 +295,6 @@ def test_encoding_again_mends_whatever_is_damaged(folder):
     assert TokenWriter(folder, ENCODING).written == {2}
     write(folder)
     assert contents(folder) == whole
-
-
-def test_a_header_is_not_written_before_every_shard(tmp_path):
-    writer = TokenWriter(tmp_path, ENCODING)
-    writer.write(0, batches_of(ENCODING, 0), {})
-    with pytest.raises(TokenError, match=r"tokens-00001\.safetensors is missing"):
-        writer.finish()
-    assert not (tmp_path / HEADER).exists()
 
 
 @pytest.mark.parametrize(
