@@ -127,14 +127,6 @@ def test_training_mode_changes_neither_tokens_nor_images_nor_the_tokenizer(quant
     assert torch.equal(tokenizer.decode(tokens), decoded)
 
 
-@over_quantizers
-def test_gradients_of_the_reconstruction_reach_encoder_and_decoder(quantizer):
-    tokenizer = build(quantizer)
-    tokenizer(pictures()).reconstruction.square().mean().backward()
-    for part in (tokenizer.encoder, tokenizer.decoder):
-        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in part.parameters())
-
-
 @over_stages
 def test_annealing_reaches_every_stage(stages):
     tokenizer = build(stages=stages)
@@ -154,12 +146,6 @@ def test_encoder_and_decoder_start_alike_whatever_the_quantizer(stages):
     for networks, numbers_drawn_next in starts[1:]:
         torch.testing.assert_close(networks, starts[0][0], rtol=0, atol=0)
         assert torch.equal(numbers_drawn_next, starts[0][1])
-
-
-def test_stages_start_apart():
-    tokenizer = build(stages=2)
-    first, second = (tokenizer.state_dict()[f"quantizer.stages.{i}.codebook"] for i in range(2))
-    assert not torch.equal(first, second)
 
 
 @over_quantizers
@@ -188,13 +174,6 @@ def test_other_precisions_are_used_and_kept(quantizer, dtype, tmp_path):
     assert same_weights(loaded, tokenizer)
     assert loaded(images).reconstruction.dtype == dtype
     assert loaded.decode(loaded.encode(images)).dtype == dtype
-
-
-def test_a_loaded_tokenizer_trains_on(saved):
-    tokenizer = Tokenizer.from_pretrained(str(saved))
-    before = tokenizer.fingerprint()
-    train_a_step(tokenizer)
-    assert tokenizer.fingerprint() != before
 
 
 def test_codes_that_wait_for_data_still_wait_after_loading(tmp_path):
@@ -242,16 +221,9 @@ def test_fingerprint_changes_with_settings_that_leave_the_weights_alone():
     for tokenizer in tokenizers:
         tokenizer.load_state_dict(tokenizers[0].state_dict())
     assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == len(tokenizers)
-
-
-def test_fingerprint_tells_quantizers_of_equal_weights_apart():
-    one, other = build("vq"), build("rotvq")
-    other.load_state_dict(one.state_dict())
-    assert one.fingerprint() != other.fingerprint()
-
-
-def test_fingerprint_changes_with_precision():
-    assert build().to(torch.float64).fingerprint() != build().fingerprint()
+    vq, rotvq = build("vq"), build("rotvq")
+    rotvq.load_state_dict(vq.state_dict())
+    assert len({vq.fingerprint(), rotvq.fingerprint(), vq.to(torch.float64).fingerprint()}) == 3
 
 
 def test_fingerprint_changes_with_nothing_else():
@@ -277,9 +249,6 @@ def test_a_saved_directory_holds_settings_weights_and_a_card(saved):
     assert {file.name for file in saved.iterdir()} == {"config.json", "model.safetensors", "README.md"}
     assert json.loads((saved / "config.json").read_text()) == build().settings
     assert build().settings["quantizer_options"]["tau_end"] == 0.1, "defaults are written out"
-
-
-def test_the_card_names_license_configuration_and_how_to_load(saved):
     card = ModelCard.load(saved / "README.md")
     assert card.data.license == "mit"
     assert card.data.library_name == "lgq"
@@ -419,20 +388,13 @@ def test_weights_that_do_not_fit_are_named(change, message, saved):
         ("flavour", 1, "unknown field 'flavour': known are backbone, quantizer"),
         ("backbone", 3, "backbone must be an object .*, got 3"),
         ("backbone.width", 3, "unknown field 'backbone.width': did you mean 'widths'?"),
-        ("backbone.blocks", "two", "backbone.blocks must be a whole number, got 'two'"),
-        ("backbone.checkpointing", 1, "backbone.checkpointing must be true or false, got 1"),
         ("backbone.widths", [8, "x"], r"backbone.widths\[1\] must be a whole number, got 'x'"),
         ("backbone.groups", 5, "groups must divide widths, got 5"),
         ("quantizer", "lqg", "unknown quantizer 'lqg': choose from lgq, ibq"),
-        ("codebook_size", 64.5, "codebook_size must be a whole number, got 64.5"),
         ("codebook_size", 0, "codebook_size must be at least 1, got 0"),
-        ("stages", True, "stages must be a whole number, got True"),
         ("stages", 0, "stages must be at least 1, got 0"),
-        ("quantizer_options", 3, "quantizer_options must be an object .*, got 3"),
         ("quantizer_options.tua_end", 1, "'quantizer_options.tua_end': did you mean 'tau_end'?"),
         ("quantizer_options.channel_dim", 1, "unknown field 'quantizer_options.channel_dim'"),
-        ("quantizer_options.tau_end", "cold", "quantizer_options.tau_end must be a number, got 'cold'"),
-        ("quantizer_options.score", "l3", "quantizer_options.score must be 'l2' or 'dot', got 'l3'"),
         ("quantizer_options.tau_end", -1.0, "tau_end must be positive and finite, got -1.0"),
     ],
 )
@@ -503,19 +465,9 @@ def test_what_is_no_image_is_refused(images, message, method):
 def test_tokens_of_another_shape_are_refused(stages, shape, message):
     with pytest.raises(LGQError, match=message):
         build(stages=stages).decode(torch.zeros(shape, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-@pytest.mark.usefixtures("without_shape_checks")
-def test_tokens_that_are_no_integers_are_refused(dtype):
-    with pytest.raises(LGQError, match=f"must be integers, got {dtype}"):
-        build().decode(torch.zeros(1, 2, 2, dtype=dtype))
-
-
-@over_quantizers
-def test_tokens_beyond_the_codebook_are_refused(quantizer):
-    with pytest.raises(ValueError, match=r"index 64 is outside 0\.\.63"):
-        build(quantizer).decode(torch.full((1, 2, 2), SIZE))
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(LGQError, match=f"must be integers, got {dtype}"):
+            build().decode(torch.zeros(1, 2, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])

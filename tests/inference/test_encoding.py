@@ -3,20 +3,18 @@
 import math
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from PIL import Image
+from process_groups import on_processes
 from torch import Tensor
 
 from lgq.data import DataError, open_dataset, to_tensor
-from lgq.data.token_format import HEADER, Encoding, TokenError
+from lgq.data.token_format import Encoding, TokenError
 from lgq.data.token_writer import EncodedBatch, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.hub import PretrainedError
@@ -108,21 +106,10 @@ def test_encoded_and_decoded_images_are_the_tokenizers_own(tmp_path, photos, set
         torch.testing.assert_close(decoded, as_stored(tokenizer.decode(tokens)[0]))
 
 
-def test_flips_are_another_encoding_than_the_image_itself(tmp_path, photos, tokenizer):
-    dataset = encode(tokenizer, photos, tmp_path, flips=True)
-    assert any(not torch.equal(dataset[i].tokens, dataset.flipped(i)) for i in range(7))
-
-
 def test_labels_and_classes_are_those_of_the_folder(encoded):
     dataset = TokenDataset(encoded)
     assert dataset.classes == ("Katze", "犬")
     assert [item.label for item in dataset] == [0, 0, None, None, 1, 1, 1]
-
-
-def test_an_unlabelled_data_set_stays_so(tmp_path, tokenizer):
-    dataset = encode(tokenizer, put_pictures(tmp_path / "flat", ["a.png", "b.png"]), tmp_path / "tokens")
-    assert dataset.classes == ()
-    assert [item.label for item in dataset] == [None, None]
 
 
 def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_path, photos, encoded):
@@ -139,9 +126,8 @@ def test_other_sizes_are_the_centre_crop_resized(tmp_path, photos, tokenizer):
 
 
 def test_the_embedded_photographs_can_be_encoded(tmp_path, tokenizer):
-    held_out = open_dataset("sample:held-out")
-    dataset = encoding.encode(tokenizer, held_out, tmp_path, image_size=8, shard_size=50)
-    assert len(dataset) == len(held_out)
+    dataset = encoding.encode(tokenizer, "sample:held-out", tmp_path, image_size=8, shard_size=50)
+    assert len(dataset) == len(open_dataset("sample:held-out"))
     assert dataset.encoding.source == "SampleDataset('held-out')"
 
 
@@ -226,13 +212,6 @@ def test_a_killed_decoding_goes_on_to_the_same_pictures(tmp_path, tokenizer, enc
     task(lambda *step: steps.append(step))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert len(steps) == 7 - max(0, at - 1), "the first write is a note, then each is an image"
-
-
-def test_progress_counts_every_image_up_to_the_last(tmp_path, photos, tokenizer):
-    steps: list[tuple[int, int]] = []
-    encode(tokenizer, photos, tmp_path, on_progress=lambda *step: steps.append(step))
-    assert [done for done, _ in steps] == [2, 3, 3, 5, 6, 6, 7, 7]
-    assert {total for _, total in steps} == {7}
 
 
 def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monkeypatch):
@@ -367,11 +346,6 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(
     assert not (tmp_path / "tokens").exists()
 
 
-def test_a_data_set_without_images_is_refused(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="holds no image"):
-        encoding.encode(tokenizer, [], tmp_path / "tokens", image_size=SIDE)
-
-
 def test_reconstructions_stand_beside_their_originals(tmp_path, tokenizer):
     paths = [tmp_path / "wide.png", tmp_path / "high.webp"]
     picture(1, 21, 16).save(paths[0])
@@ -412,25 +386,15 @@ def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path,
         reconstruct(tokenizer, paths[:3], tmp_path / "out")
 
 
-def in_process(rank: int, port: int, photos: Path, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _encode_and_decode(photos: Path, folder: Path) -> int:
     steps: list[int] = []
-    try:
-        encode(build(), photos, folder / "tokens", on_progress=lambda done, _: steps.append(done))
-        decode(build(), folder / "tokens", folder / "out", batch_size=1)
-        (folder / f"done-{rank}").write_text(str(max(steps)))
-    finally:
-        dist.destroy_process_group()
+    encode(build(), photos, folder / "tokens", on_progress=lambda done, _: steps.append(done))
+    decode(build(), folder / "tokens", folder / "out", batch_size=1)
+    return max(steps)
 
 
 def test_two_processes_share_the_work_and_make_the_same_files(tmp_path, photos, tokenizer, encoded):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(in_process, args=(port, photos, tmp_path), nprocs=2)
-    assert [int((tmp_path / f"done-{rank}").read_text()) for rank in range(2)] == [4, 3]
+    assert on_processes(2, tmp_path / "ranks", _encode_and_decode, photos, tmp_path) == [4, 3]
     assert contents(tmp_path / "tokens") == contents(encoded)
-    assert HEADER in contents(encoded)
     decode(tokenizer, encoded, tmp_path / "alone", batch_size=1)
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")

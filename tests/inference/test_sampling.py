@@ -1,11 +1,14 @@
 """Drawing samples in batches is reproducible."""
 
+from inspect import signature
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lgq.errors import LGQError
-from lgq.inference.sample import draw
+from lgq.evaluation import evaluate
+from lgq.inference.sample import draw, sample
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.random import batch_seed
@@ -44,3 +47,8 @@ def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
     with pytest.raises(LGQError, match=f"class {wrong} is not among 0..2"):
         next(draw(stub, [0, 1, wrong], Sampling(), batch_size=1))
     assert stub.asked == []
+
+
+def test_a_sample_redraws_by_default_what_an_evaluation_measured():
+    sizes = {signature(function).parameters["batch_size"].default for function in (draw, sample, evaluate)}
+    assert len(sizes) == 1, "seeds belong to batches, so other sizes draw other images"
