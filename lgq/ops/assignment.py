@@ -151,7 +151,8 @@ def _soft_assignment_backward(
             left = torch.cat([scores.inputs[tile], g[tile]])
             both.flatten(0, 1)[: len(left), :k].addmm_(left, scores.codes.T)
             _to_log_weights(both[0], inverse)
-            ds = _score_gradient(both, _rows(grad_purity, tile), _rows(grad_entropy, tile))[:, :k]
+            row_gradients = (_rows(grad_purity, tile), _rows(grad_entropy, tile))
+            ds = _score_gradient(both, k, indices[tile, None], *row_gradients)[:, :k]
             torch.mm(ds, scores.codes, out=dz[tile])
             if codes_learn:
                 right = torch.cat([g_soft[tile], scores.inputs[tile] * inverse])
@@ -175,7 +176,11 @@ def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
 
 
 def _score_gradient(
-    both: Float[Tensor, "2 t w"], grad_purity: Tensor | None, grad_entropy: Tensor | None
+    both: Float[Tensor, "2 t w"],
+    k: int,
+    best: Int[Tensor, "t 1"],
+    grad_purity: Tensor | None,
+    grad_entropy: Tensor | None,
 ) -> Float[Tensor, "t w"]:
     """Turn (log-weights, dL/dp of the linear outputs) into (p, dL/d log-weights), in place."""
     p, dp = both
@@ -184,6 +189,9 @@ def _score_gradient(
     torch.softmax(p, 1, out=p)
     if grad_purity is not None:
         dp.addcmul_(p, 2 * grad_purity)
+    # A constant per row does not change the gradient of a softmax. With exactly 0 at the best code, the sum
+    # below has only the weights of the others, which cancellation against a weight of almost 1 would lose.
+    dp[:, :k] -= dp.gather(1, best)
     dp.mul_(p)
     return dp.addcmul_(p, -dp.sum(1, keepdim=True))
 

@@ -203,6 +203,17 @@ def test_no_weight_is_denormal_however_far_the_codes():
     torch.testing.assert_close(weights, plain, rtol=0, atol=1e-18)
 
 
+@pytest.mark.parametrize("k", [2, 3, 130])
+def test_gradients_of_one_vector_on_its_code_have_full_precision(k):
+    """The gradient is of the order of the other weights, here exp(-40); padding columns add nothing."""
+    z = torch.zeros(1, 3, requires_grad=True)
+    codes = torch.cat([torch.zeros(1, 3), torch.nn.functional.normalize(torch.randn(k - 1, 3)) * 2])
+    single = torch.autograd.grad(soft_assignment(z, codes, 0.1).codes.sum(), z)[0]
+    double = z.detach().double().requires_grad_()
+    exact = torch.autograd.grad(soft_assignment(double, codes.double(), 0.1).codes.sum(), double)[0]
+    assert (single.double() - exact).norm() <= 1e-4 * exact.norm()
+
+
 @pytest.mark.parametrize("offset", [10.0, 100.0, 1000.0])
 def test_vectors_far_from_the_origin_get_the_right_codes(offset):
     z, codes = (x.detach() for x in problem(200, 1000, 64, dtype=torch.float32))

@@ -1,5 +1,6 @@
 """LGQ: its loss against the plain formula, annealing, and each option."""
 
+import copy
 import math
 
 import pytest
@@ -175,6 +176,24 @@ def test_errors_about_unknown_names_list_the_known_ones(name, options, message):
 def test_sizes_that_are_not_positive_integers_raise_an_error(dim, size, message):
     with pytest.raises(ValueError, match=message):
         LGQ(dim, size)
+
+
+@pytest.mark.parametrize(("tau", "tolerance"), [(0.1, 1e-5), (0.05, 1e-4)])
+def test_float32_gradients_of_nearly_one_hot_rows_equal_those_of_float64(tau, tolerance):
+    """Per row: in the norm of the whole matrix, a few uncertain rows would hide the others."""
+    single = LGQ(64, 2048, tau_start=tau)
+    exact = copy.deepcopy(single).double()
+    codes = single.codebook.detach()[torch.randint(2048, (512,))]
+    z = codes + 0.02 * torch.rand(512, 1) * F.normalize(torch.randn(512, 64))
+    projection = torch.randn(512, 64)
+
+    def gradient(q, z, projection):
+        out = q(z.requires_grad_())
+        return torch.autograd.grad((out.quantized * projection).sum() + out.loss, z)[0].double()
+
+    expected = gradient(exact, z.double(), projection.double())
+    errors = (gradient(single, z, projection) - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(errors.median()) <= tolerance
 
 
 def mean_error(q, z):
