@@ -13,6 +13,7 @@ from token_sets import write_tokens
 import lgq
 from lgq import MaskGIT, Sampling, Tokenizer
 from lgq.data import FolderDataset
+from lgq.distributed import world_size
 from lgq.evaluation import best_median_worst
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore
@@ -43,6 +44,12 @@ def build() -> Tokenizer:
 def build_generator() -> MaskGIT:
     settings = TransformerSettings(layers=1, width=8, heads=2, hidden=8)
     return MaskGIT(build(), image_size=SIDE, classes=CLASSES, transformer=settings)
+
+
+def write_val_tokens(folder: Path) -> Path:
+    tokens, labels = torch.randint(CODES, (4, 4, 4)), [0, 1, 0, 1]
+    meaning = {"codebook_size": CODES, "fingerprint": build().fingerprint(), "classes": CLASSES}
+    return write_tokens(folder, tokens, labels=labels, **meaning).path
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +92,13 @@ def test_a_subset_is_the_same_for_every_call(saved, photos):
 
 
 def test_a_generator_is_measured_by_images_and_tokens(photos, tmp_path):
-    generator = build_generator()
-    meaning = {"codebook_size": CODES, "fingerprint": generator.tokenizer.fingerprint(), "classes": CLASSES}
-    tokens = write_tokens(
-        tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), labels=[0, 1, 0, 1, 0], **meaning
-    )
+    generator, tokens = build_generator(), write_val_tokens(tmp_path / "tokens")
     options = FAST | {"images": 10, "seeds": [0, 1], "sampling": Sampling(steps=2)}
-    record = lgq.evaluate(generator, photos, tokens=tokens.path, **options)
+    record = lgq.evaluate(generator, photos, tokens=tokens, **options)
     assert record.metrics.keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
     assert record.likelihood["nll"] > 0
     assert record.draw().keys() == {"samples"}
-    only_tokens = lgq.evaluate(generator, tokens=tokens.path, images=3, batch_size=4)
+    only_tokens = lgq.evaluate(generator, tokens=tokens, images=3, batch_size=4)
     assert (only_tokens.metrics, only_tokens.likelihood["images"]) == ({}, 3)
 
 
@@ -117,17 +120,51 @@ def test_options_that_do_not_apply_are_named(build_model, options, message):
         lgq.evaluate(build_model(), **options)
 
 
-def evaluate_cheaply(saved: str, photos: str, cache: str) -> str:
+def everything(folder: str) -> list[str]:
+    """Records of a tokenizer (twice, so that features are cached) and of a generator.
+
+    The third data set, the tokens and the samples are so few that one of two processes has none.
+    """
+    network = CheapClassifier()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LGQ_CACHE", cache)
-        return lgq.evaluate(saved, photos, image_size=SIDE, **FAST).to_json()
+        expect_cheap_networks(patch)
+        patch.setattr(
+            MetricNetworks, "available", lambda device, **_: MetricNetworks(None, network, {}, network)
+        )
+        patch.setenv("LGQ_CACHE", f"{folder}/cache-{world_size()}")
+        options = FAST | {"out": f"{folder}/out-{world_size()}"}
+        records = [
+            lgq.evaluate(f"{folder}/saved", f"{folder}/{name}", image_size=16, geometry="pca", **options)
+            for name in ("photos", "photos", "half")
+        ]
+        generator = MaskGIT.from_pretrained(f"{folder}/generator")
+        few = {"images": 3, "seeds": (0, 1), "sampling": Sampling(steps=2)}
+        records.append(
+            lgq.evaluate(generator, f"{folder}/photos", tokens=f"{folder}/tokens", **options, **few)
+        )
+    return [record.to_json() for record in records]
 
 
-def test_under_torchrun_all_processes_return_the_record_and_the_first_writes_it(saved, photos, tmp_path):
-    arguments = (str(saved), str(photos), str(tmp_path / "empty"))
-    first, second = on_processes(2, tmp_path, evaluate_cheaply, *arguments)
+def test_under_torchrun_all_processes_return_the_record_of_one_and_the_first_writes_it(saved, tmp_path):
+    put_pictures(tmp_path / "photos", 11, broken=(3,))
+    put_pictures(tmp_path / "half", 2, broken=(1,))
+    build_generator().save_pretrained(tmp_path / "generator")
+    write_val_tokens(tmp_path / "tokens")
+    first, second = on_processes(2, tmp_path, everything, str(tmp_path))
     assert first == second
-    assert read_results(saved / "evaluation" / "results.jsonl") == [json.loads(first)]
+    records, alone = ([json.loads(text) for text in texts] for texts in (first, everything(str(tmp_path))))
+    assert read_results(tmp_path / "out-2" / "results.jsonl") == records
+    for record, expected in zip(records, alone, strict=True):
+        assert record.keys() == expected.keys()
+        for name in {"metrics", "std"} & record.keys():
+            assert record[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7)
+        computed = {"metrics", "std", "seeds", "likelihood", "geometry"}
+        for name in record.keys() - computed - {"command", "environment"}:
+            assert record[name] == expected[name], name
+    assert records[2]["images"] == 1
+    assert records[2]["broken"].keys() == {"01.png"}
+    assert records[0]["geometry"]["metrics"] == pytest.approx(alone[0]["geometry"]["metrics"])
+    assert records[3]["likelihood"]["nll"] == pytest.approx(alone[3]["likelihood"]["nll"], rel=1e-6)
 
 
 SCORES = [ImageScore(i, psnr) for i, psnr in enumerate([20.0, 31.0, torch.inf, 25.0, 18.0, 25.0, 22.0])]

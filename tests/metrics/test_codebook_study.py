@@ -1,8 +1,6 @@
-"""A codebook study equals the plain definitions, applied to the tokens and latents of all images."""
+"""A codebook study equals its parts, applied to the tokens and latents of all images at once."""
 
 import itertools
-import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +13,14 @@ from torch import Tensor
 from lgq.data import DataError, FolderDataset, to_tensor
 from lgq.metrics import codebook_study, geometry
 from lgq.metrics.codebook_study import CodeAtlas, CodebookStudy, draw_study, study_codebook
-from lgq.metrics.geometry import PositionPairs
+from lgq.metrics.geometry import CodeGeometry
 from lgq.models.autoencoder import Backbone
+from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
 
 TINY = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
-IMAGES, SIDE, GRID, CODES = 7, 8, 4, 64
-TOKENS = IMAGES * GRID * GRID
-LEARNED, FIXED = ("lgq", "ibq", "vq", "rotvq", "simvq"), ("fsq", "lfq")
+IMAGES, SIDE, GRID, CODES = 7, 8, (4, 4), 64
+TOKENS = IMAGES * GRID[0] * GRID[1]
 
 
 def tokenizer_of(quantizer: str = "lgq", codes: int = CODES, stages: int = 1) -> Tokenizer:
@@ -32,7 +30,7 @@ def tokenizer_of(quantizer: str = "lgq", codes: int = CODES, stages: int = 1) ->
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the studied size, so that a centre crop is the image itself."""
+    """Images of the studied size, so that a centre crop is the image itself."""
     folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for i in range(IMAGES):
         Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(folder / f"{i}.png")
@@ -47,49 +45,6 @@ def study(photos: Path, tokenizer: Tokenizer, **options: int) -> CodebookStudy:
     return study_codebook(tokenizer, FolderDataset(photos), image_size=SIDE, **{"batch_size": 3, **options})
 
 
-def information(pairs: list[tuple[int, int]]) -> float:
-    joint, first, second = Counter(pairs), Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
-    n = len(pairs)
-    return sum(c / n * math.log(c * n / (first[a] * second[b])) for (a, b), c in joint.items())
-
-
-def plain_metrics(tokens: Tensor, codes: int) -> dict[str, float]:
-    counts = Counter(tokens.flatten().tolist())
-    shares = [count / tokens.numel() for count in counts.values()]
-    entropy = -sum(share * math.log(share) for share in shares)
-    together = {
-        p for image in tokens for p in itertools.combinations(sorted(set(image.flatten().tolist())), 2)
-    }
-    flat = tokens.flatten(1)
-    positions = PositionPairs.empty((GRID, GRID)).pairs.tolist()
-    each = [
-        information(list(zip(flat[:, i].tolist(), flat[:, j].tolist(), strict=True))) for i, j in positions
-    ]
-    return {
-        "utilization": len(counts) / codes,
-        "perplexity": math.exp(entropy),
-        "normalized_entropy": entropy / math.log(codes),
-        "top_percent_mass": max(shares),
-        "dead_codes": codes - len(counts),
-        "cooccurrence_density": len(together) / math.comb(codes, 2),
-        "mutual_information": sum(each) / len(each),
-        "mutual_information_ceiling": math.log(len(tokens)),
-    }
-
-
-def plain_norms(codebook: Tensor, tokens: Tensor) -> dict[str, float]:
-    counts = torch.bincount(tokens.flatten(), minlength=len(codebook)).numpy()
-    norms = np.linalg.norm(codebook.detach().double().numpy(), axis=1)
-    dead, live = norms[counts == 0], norms[counts > 0]
-    return {
-        "dead_norm_min": dead.min(),
-        "dead_norm_max": dead.max(),
-        "live_norm_min": live.min(),
-        "live_norm_max": live.max(),
-        "norm_correlation": np.corrcoef(norms, np.log1p(counts))[0, 1],
-    }
-
-
 def assert_same(a: CodebookStudy, b: CodebookStudy) -> None:
     assert a.record() == b.record()
     for x, y in [
@@ -99,54 +54,51 @@ def assert_same(a: CodebookStudy, b: CodebookStudy) -> None:
         (a.codebook, b.codebook),
     ]:
         torch.testing.assert_close(x, y, rtol=0, atol=0)
-    # Convolutions of other batches round otherwise.
+    # Convolutions of other batch sizes round differently.
     torch.testing.assert_close(a.latents, b.latents, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("quantizer", [*LEARNED, *FIXED])
-def test_metrics_are_the_plain_definitions(photos, quantizer):
+@pytest.mark.parametrize("quantizer", QUANTIZERS)
+def test_metrics_are_those_of_all_tokens_and_of_learned_codes(photos, quantizer):
     tokenizer = tokenizer_of(quantizer)
-    found, tokens = study(photos, tokenizer), tokenizer.encode(pixels(photos))
-    expected = plain_metrics(tokens, CODES)
-    if quantizer in LEARNED:
-        expected |= plain_norms(tokenizer.quantizer.codebook, tokens)
-    assert found.metrics == pytest.approx(expected)
-    assert (found.quantizer, found.images, found.stage, found.stages) == (quantizer, IMAGES, 0, 1)
-
-
-@pytest.mark.parametrize("quantizer", FIXED)
-def test_a_fixed_grid_has_no_norms_and_no_overlay_and_says_why(photos, quantizer):
-    found = study(photos, tokenizer_of(quantizer))
-    assert found.absent.keys() == {"norm_correlation", "overlay"}
-    assert all("fixed grid" in reason for reason in found.absent.values())
-    assert found.codebook is found.latents is None
+    result, whole = study(photos, tokenizer), CodeGeometry.empty(CODES, grid=GRID)
+    whole.update(tokenizer.encode(pixels(photos)))
+    expected = whole.summary()
+    if tokenizer.quantizer.learned_codes:
+        expected |= whole.usage.norm_summary(tokenizer.quantizer.codebook)
+        assert result.absent == {}
+    else:
+        assert result.absent.keys() == {"norm_correlation", "overlay"}
+        assert all("fixed grid" in reason for reason in result.absent.values())
+        assert result.codebook is result.latents is None
+    assert result.metrics == pytest.approx(expected)
+    assert (result.quantizer, result.images, result.stage, result.stages) == (quantizer, IMAGES, 0, 1)
 
 
 def test_the_sample_may_hold_every_latent_in_order(photos):
     tokenizer = tokenizer_of()
     latents = tokenizer.encoder(pixels(photos)).detach().movedim(1, -1).reshape(TOKENS, -1)
-    found = study(photos, tokenizer, latents=10 * TOKENS)
-    torch.testing.assert_close(found.latents, latents, rtol=1e-4, atol=1e-5)
-    assert torch.equal(found.codebook, tokenizer.quantizer.codebook.detach())
-    assert found.absent == {}
+    result = study(photos, tokenizer, latents=10 * TOKENS)
+    torch.testing.assert_close(result.latents, latents, rtol=1e-4, atol=1e-5)
+    assert torch.equal(result.codebook, tokenizer.quantizer.codebook.detach())
 
 
 def test_a_smaller_sample_is_a_part_of_the_larger_one(photos):
-    every = study(photos, tokenizer_of(), latents=TOKENS).latents
-    some = study(photos, tokenizer_of(), latents=10).latents
-    found, places = (some[:, None] == every).all(2).nonzero().unbind(1)
-    assert found.tolist() == list(range(10))
+    large = study(photos, tokenizer_of(), latents=TOKENS).latents
+    small = study(photos, tokenizer_of(), latents=10).latents
+    rows, places = (small[:, None] == large).all(2).nonzero().unbind(1)
+    assert rows.tolist() == list(range(10))
     assert (places.diff() > 0).all()
 
 
 def test_the_atlas_holds_the_patches_of_the_tokens(photos):
     tokenizer, images = tokenizer_of(), pixels(photos)
-    found, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)
-    code = int(found.usage.counts.argmax())
+    result, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)
+    code = int(result.usage.counts.argmax())
     places = (tokens == code).nonzero().tolist()
-    assert (int(found.usage.counts[code]), found.usage.tokens) == (len(places), TOKENS)
+    assert (int(result.usage.counts[code]), result.usage.tokens) == (len(places), TOKENS)
     patches = [images[i, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] for i, y, x in places[:3]]
-    assert torch.equal(found.atlas.patches_of(code), ((torch.stack(patches) + 1) * 127.5).round().byte())
+    assert torch.equal(result.atlas.patches_of(code), ((torch.stack(patches) + 1) * 127.5).round().byte())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, IMAGES])
@@ -155,7 +107,7 @@ def test_batches_change_nothing(photos, batch_size):
     assert_same(study(photos, tokenizer_of(), latents=20, batch_size=batch_size), whole)
 
 
-def test_a_tokenizer_in_training_is_studied_alike_and_stays_as_it_is(photos):
+def test_train_mode_changes_nothing_and_the_tokenizer_stays_as_it_is(photos):
     tokenizer = tokenizer_of("vq").train()
     before = {name: tensor.clone() for name, tensor in tokenizer.state_dict().items()}
     assert_same(study(photos, tokenizer), study(photos, tokenizer_of("vq")))
@@ -164,48 +116,38 @@ def test_a_tokenizer_in_training_is_studied_alike_and_stays_as_it_is(photos):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_stage_is_studied_on_what_the_stages_before_it_left_over(photos, stage):
+def test_a_stage_is_studied_on_what_the_earlier_stages_left_over(photos, stage):
     tokenizer = tokenizer_of(stages=3)
-    found, images = study(photos, tokenizer, stage=stage, latents=TOKENS), pixels(photos)
+    result, images = study(photos, tokenizer, stage=stage, latents=TOKENS), pixels(photos)
     left, tokens = tokenizer.encoder(images).detach(), tokenizer.encode(images)
     for earlier in range(stage):
         left = left - tokenizer.quantizer.stages[earlier].decode(tokens[..., earlier]).detach()
-    assert (found.stage, found.stages) == (stage, 3)
-    assert torch.equal(found.usage.counts, torch.bincount(tokens[..., stage].flatten(), minlength=CODES))
-    assert torch.equal(found.codebook, tokenizer.quantizer.stages[stage].codebook.detach())
-    torch.testing.assert_close(found.latents, left.movedim(1, -1).reshape(TOKENS, -1), rtol=1e-4, atol=1e-5)
+    assert (result.stage, result.stages) == (stage, 3)
+    assert torch.equal(result.usage.counts, torch.bincount(tokens[..., stage].flatten(), minlength=CODES))
+    assert torch.equal(result.codebook, tokenizer.quantizer.stages[stage].codebook.detach())
+    torch.testing.assert_close(result.latents, left.movedim(1, -1).reshape(TOKENS, -1), rtol=1e-4, atol=1e-5)
 
 
-def test_pairs_of_too_many_codes_are_absent_by_name(photos, monkeypatch):
+def test_what_cannot_be_counted_is_absent_with_the_reason(photos, monkeypatch):
+    single = study_codebook(tokenizer_of(), FolderDataset(photos), image_size=2)
+    assert single.absent.keys() == {"mutual_information"}
+    assert single.usage.tokens == single.images == IMAGES
     for module in (codebook_study, geometry):
         monkeypatch.setattr(module, "MAX_PAIRED_CODES", CODES - 1)
-    found, whole = study(photos, tokenizer_of()), study(photos, tokenizer_of(codes=CODES - 1))
-    assert found.absent.keys() == {"cooccurrence_density"}
-    assert "counted up to 63 codes" in found.absent["cooccurrence_density"]
-    assert whole.metrics.keys() - found.metrics.keys() == {"cooccurrence_density"}
-
-
-def test_images_of_one_token_have_no_mutual_information(photos):
-    found = study_codebook(tokenizer_of(), FolderDataset(photos), image_size=2)
-    assert found.absent.keys() == {"mutual_information"}
-    assert found.usage.tokens == found.images == IMAGES
+    many = study(photos, tokenizer_of())
+    assert many.absent.keys() == {"cooccurrence_density"}
+    assert "counted up to 63 codes" in many.absent["cooccurrence_density"]
 
 
 def test_progress_counts_images_and_broken_ones_are_named(photos, tmp_path):
     for path in photos.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "3.png").write_bytes(b"no image")
-    calls: list[tuple[int, int]] = []
-    found = study_codebook(
-        tokenizer_of(),
-        FolderDataset(tmp_path),
-        image_size=SIDE,
-        batch_size=3,
-        on_progress=lambda *done: calls.append(done),
-    )
-    assert calls == [(3, IMAGES), (6, IMAGES), (IMAGES, IMAGES)]
-    assert found.images == IMAGES - 1
-    assert [Path(name).name for name in found.broken] == ["3.png"]
+    counts: list[tuple[int, int]] = []
+    result = study(tmp_path, tokenizer_of(), on_progress=lambda *count: counts.append(count))
+    assert counts == [(3, IMAGES), (6, IMAGES), (IMAGES, IMAGES)]
+    assert result.images == IMAGES - 1
+    assert [Path(name).name for name in result.broken] == ["3.png"]
 
 
 def test_bad_settings_are_refused_by_name(photos, tmp_path):
@@ -252,33 +194,20 @@ def atlas_of(images: Tensor, tokens: Tensor, numbers: Tensor, batch: int = 5) ->
     return atlas
 
 
-def test_an_atlas_keeps_the_first_patches_of_each_code():
+@pytest.mark.parametrize("batch", [1, 4, ATLAS_IMAGES])
+def test_an_atlas_keeps_the_first_patches_of_each_code_in_any_order_of_images(batch):
     images, tokens = atlas_data()
     tokens[:, 0, 0], tokens[3, 1, 2] = 0, 5
-    atlas = atlas_of(images, tokens, torch.arange(ATLAS_IMAGES))
+    images[0, :, :2, :2] *= 9  # beyond the visible range
+    atlas = atlas_of(images, tokens, torch.randperm(ATLAS_IMAGES), batch)
     patches: dict[int, list[Tensor]] = {code: [] for code in range(ATLAS_CODES)}
-    for image, codes in zip(images, tokens.flatten(1).tolist(), strict=True):
+    for image, codes in zip(images.clamp(-1, 1), tokens.flatten(1).tolist(), strict=True):
         for (i, j), code in zip(itertools.product(range(2), range(3)), codes, strict=True):
             patch = image[:, i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH]
             patches[code].append(((patch + 1) * 127.5).round().to(torch.uint8))
     for code, first in patches.items():
         assert [patch.tolist() for patch in atlas.patches_of(code)] == [x.tolist() for x in first[:KEEP]]
     assert len(atlas.patches_of(5)) == 1
-
-
-@pytest.mark.parametrize("batch", [1, 4, ATLAS_IMAGES])
-def test_batches_and_order_do_not_change_an_atlas(batch):
-    images, tokens = atlas_data()
-    whole = atlas_of(images, tokens, torch.arange(ATLAS_IMAGES), batch=ATLAS_IMAGES)
-    shuffled = atlas_of(images, tokens, torch.randperm(ATLAS_IMAGES), batch)
-    assert torch.equal(shuffled.places, whole.places)
-    assert torch.equal(shuffled.patches, whole.patches)
-
-
-def test_colours_of_an_atlas_are_clamped_to_the_visible_range():
-    images, tokens = atlas_data()
-    patch = atlas_of(images * 9, torch.zeros_like(tokens), torch.arange(1)).patches_of(0)[0]
-    assert torch.equal(patch, ((images[0, :, :2, :2] * 9).clamp(-1, 1) * 127.5 + 127.5).byte())
 
 
 @pytest.mark.usefixtures("without_shape_checks")

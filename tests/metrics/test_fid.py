@@ -1,3 +1,4 @@
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -60,14 +61,14 @@ def test_any_rank_agrees_with_the_singular_values_of_the_features(n, m):
 
 
 @pytest.mark.parametrize("damage", ["dead", "copied", "tiny"])
-def test_features_that_carry_nothing_do_no_harm(damage):
+def test_constant_copied_and_tiny_features_do_no_harm(damage):
     x, y = features(300, 64, 1), features(200, 64, 2)
     for rows in (x, y):
         rows[:, 3] = {"dead": 0 * rows[:, 3], "copied": rows[:, 9], "tiny": 1e-9 * rows[:, 3]}[damage]
     assert gaussian(x).distance(gaussian(y)) == pytest.approx(distance_by_features(x, y), rel=1e-9)
 
 
-def test_statistics_stored_in_float32_are_no_longer_definite_and_still_serve():
+def test_statistics_stored_in_float32_are_not_definite_and_still_work():
     x, y = features(30, 64, 1), features(40, 64, 2)
     a, b = gaussian(x), gaussian(y)
     rounded = [part.float().numpy() for part in (a.mean, a.covariance, b.mean, b.covariance)]
@@ -76,7 +77,7 @@ def test_statistics_stored_in_float32_are_no_longer_definite_and_still_serve():
 
 
 @pytest.mark.parametrize("count", [400, 20])
-def test_a_set_is_at_no_distance_from_itself_and_never_below(count):
+def test_a_set_is_at_distance_0_from_itself_and_never_below(count):
     same = gaussian(features(count, 64, 1))
     assert 0 <= same.distance(same) < 1e-6 * float(same.covariance.trace())
     constant = Gaussian(same.mean, torch.zeros_like(same.covariance))
@@ -85,7 +86,7 @@ def test_a_set_is_at_no_distance_from_itself_and_never_below(count):
 
 
 @given(SIZES)
-def test_streams_equal_one_pass(sizes):
+def test_batches_equal_one_pass(sizes):
     rows = features(sum(sizes), 4, 7) + 100
     whole, parts = FeatureStatistics.empty(4), FeatureStatistics.empty(4)
     whole.update(rows)
@@ -106,7 +107,7 @@ def test_a_large_common_value_costs_no_digits():
     np.testing.assert_allclose(moved.gaussian().covariance, np.cov((rows + 2.0**16).T.numpy()), rtol=1e-8)
 
 
-def test_statistics_are_float64_of_whichever_features():
+def test_statistics_are_float64_for_features_of_any_dtype():
     rows = features(50, 4, 3)
     statistics = FeatureStatistics.empty(4)
     statistics.update(rows.bfloat16())
@@ -114,7 +115,7 @@ def test_statistics_are_float64_of_whichever_features():
     np.testing.assert_allclose(statistics.gaussian().covariance, expected, rtol=1e-12)
 
 
-def test_files_give_back_every_bit(tmp_path: Path):
+def test_files_keep_every_bit(tmp_path: Path):
     saved = gaussian(features(30, 5, 1))
     saved.save(tmp_path / "new" / "reference.npz")
     loaded = Gaussian.load(tmp_path / "new" / "reference.npz")
@@ -144,42 +145,38 @@ class Pickled:
         return Path.touch, (self.mark,)
 
 
-def write_bad_file(path: Path, kind: str) -> None:
-    mu, sigma = np.zeros(3), np.eye(3)
-    if kind == "pickle":
-        np.savez(path, mu=np.array([Pickled(path.with_suffix(".mark"))]), sigma=sigma)
-    elif kind == "key":
-        np.savez(path, mean=mu, sigma=sigma)
-    elif kind == "single array":
-        with path.open("wb") as file:
-            np.save(file, sigma)
-    elif kind == "shape":
-        np.savez(path, mu=mu, sigma=np.eye(4))
-    elif kind == "text":
-        np.savez(path, mu=np.array(["a", "b", "c"]), sigma=sigma)
-    elif kind == "truncated":
-        np.savez(path, mu=mu, sigma=sigma)
-        path.write_bytes(path.read_bytes()[:-40])
-    elif kind == "flipped":
-        np.savez(path, mu=mu, sigma=sigma)
-        data = bytearray(path.read_bytes())
-        data[data.index(sigma.tobytes())] ^= 1
-        path.write_bytes(bytes(data))
-    else:
-        path.write_bytes(b"")
+def archive(**arrays: np.ndarray) -> bytes:
+    file = BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
 
 
-BAD_FILES = ["pickle", "key", "single array", "shape", "text", "truncated", "flipped", "empty"]
+MU, SIGMA = np.zeros(3), np.eye(3)
+WHOLE = archive(mu=MU, sigma=SIGMA)
+AT = WHOLE.index(SIGMA.tobytes())
+BAD_FILES = {
+    "other names": archive(mean=MU, sigma=SIGMA),
+    "other shape": archive(mu=MU, sigma=np.eye(4)),
+    "text": archive(mu=np.array(["a", "b", "c"]), sigma=SIGMA),
+    "truncated": WHOLE[:-40],
+    "flipped bit": WHOLE[:AT] + bytes([WHOLE[AT] ^ 1]) + WHOLE[AT + 1 :],
+    "empty": b"",
+}
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("kind", BAD_FILES)
+@pytest.mark.parametrize("kind", [*BAD_FILES, "pickle", "single array"])
 def test_other_files_are_refused_by_name(tmp_path: Path, kind: str):
-    path = tmp_path / "bad.npz"
-    write_bad_file(path, kind)
+    path, mark = tmp_path / "bad.npz", tmp_path / "mark"
+    if kind == "single array":
+        with path.open("wb") as file:
+            np.save(file, SIGMA)
+    else:
+        pickled = archive(mu=np.array([Pickled(mark)]), sigma=SIGMA)
+        path.write_bytes(BAD_FILES.get(kind, pickled))
     with pytest.raises(StatisticsError, match=r"bad\.npz is not an \.npz file with `mu` and `sigma`"):
         Gaussian.load(path)
-    assert not path.with_suffix(".mark").exists()
+    assert not mark.exists()
 
 
 def test_a_missing_file_is_named(tmp_path: Path):

@@ -17,11 +17,9 @@ from cheap_inception import (
     gaussian,
     put_pictures,
 )
-from process_groups import on_processes
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
-from lgq.distributed import world_size
 from lgq.metrics import generation
 from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.metrics.generation import PICTURES, GenerationEvaluation, evaluate_generation
@@ -300,44 +298,3 @@ def test_a_reference_or_network_that_does_not_fit_is_named_before_anything_is_ge
     with pytest.raises(WeightsError, match="generated images cannot be measured: run `x`"):
         evaluate(reference, MetricNetworks(absent={"gfid": "run `x`"}), generate)
     assert generate.seeds == []
-
-
-def everything(folder: Path) -> dict[str, Any]:
-    """The second evaluation has so few images that one of two processes generates nothing."""
-    network, generate = CheapClassifier(), Generator()
-    networks = MetricNetworks(None, network, {}, network)
-    references = [reference_of(folder / "photos", networks, batch_size=2) for _ in range(2)]
-    evaluation = evaluate(references[1], networks, generate)
-    small = evaluate(references[1], networks, samples=3)
-    return {
-        "world_size": world_size(),
-        "seen": network.seen,
-        "seeds": evaluation.seeds,
-        "small": small.metrics,
-        "record": [evaluation.fid, evaluation.absent, evaluation.classes, small.fid],
-        "pictures": [evaluation.pictures, small.pictures],
-        "generated": generate.seeds,
-    }
-
-
-def everything_cheap(folder: str) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        expect_cheap_networks(patch)
-        patch.setenv("LGQ_CACHE", f"{folder}/cache-of-two")
-        return everything(Path(folder))
-
-
-def test_two_processes_give_what_one_gives(tmp_path):
-    put_pictures(tmp_path / "photos", IMAGES, broken=(3,))
-    both, alone = on_processes(2, tmp_path, everything_cheap, str(tmp_path)), everything(tmp_path)
-    assert [result["world_size"] for result in both] == [2, 2]
-    assert sum(result["seen"] for result in both) == alone["seen"] == IMAGES - 1 + 2 * SAMPLES + 2 * 3
-    assert sorted(both[0]["generated"] + both[1]["generated"]) == sorted(alone["generated"])
-    assert both[0]["generated"][:2] == alone["generated"][:4:2]
-    assert both[0]["seeds"] == both[1]["seeds"]
-    for result in both:
-        for by_seed, expected in zip(result["seeds"], alone["seeds"], strict=True):
-            assert by_seed == pytest.approx(expected, rel=1e-6, abs=1e-8)
-        assert result["small"] == pytest.approx(alone["small"], rel=1e-6, abs=1e-8)
-        assert result["record"] == alone["record"]
-        torch.testing.assert_close(result["pictures"], alone["pictures"], rtol=0, atol=0)

@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from process_groups import on_processes
 from token_sets import write_tokens
 
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset
-from lgq.distributed import rank, world_size
 from lgq.metrics.likelihood import classes_of, measure_likelihood
 from lgq.models.masking import fixed_masks
 from lgq.models.transformer import MaskedTransformer, TransformerSettings
@@ -102,15 +100,3 @@ def test_images_without_a_label_have_the_null_class():
 def test_no_image_is_an_error():
     with pytest.raises(ValueError, match="at least one image"):
         measure_likelihood(transformer(), [], CPU)
-
-
-def measure_share(path: str) -> list[dict[str, float]]:
-    tokens, share = TokenDataset(path), {"rank": rank(), "world_size": world_size()}
-    return [measured(tokens, limit, batch_size=2, **share) for limit in (None, 1)]
-
-
-def test_two_processes_give_what_one_gives(tokens, tmp_path):
-    first, second = on_processes(2, tmp_path, measure_share, str(tokens.path))
-    assert first == second
-    assert first[0] == pytest.approx(measured(tokens), rel=1e-6)
-    assert first[1] == pytest.approx(measured(tokens, 1), rel=1e-6), "one process has no image"

@@ -1,55 +1,38 @@
-"""Entropies of tokens are those of the plain formulas, of all images and class by class."""
+"""Entropies of tokens equal the plain formulas, over all images and class by class."""
 
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from token_sets import write_tokens
 from torch import Tensor
 
-from lgq.data.token_format import Encoding, TokenError
-from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
-from lgq.metrics import likelihood as token_entropy
+from lgq.metrics import likelihood
 from lgq.metrics.likelihood import TokenCounts, token_entropies
 from lgq.results import append_result, read_results
 
 CODES = 11
-ENCODING = Encoding(
-    fingerprint="f" * 64,
-    codebook_size=CODES,
-    stages=1,
-    grid=(2, 3),
-    image_size=24,
-    flips=False,
-    classes=("cat", "dog", "owl"),
-    source="made up",
-    source_images=0,
-    shard_size=4,
-)
+CLASSES = ("cat", "dog", "owl")
 
 
 @pytest.fixture(autouse=True)
 def few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_entropy, "_IMAGES_AT_A_TIME", 3)
+    monkeypatch.setattr(likelihood, "_IMAGES_AT_A_TIME", 3)
 
 
-def write(folder: Path, labels: list[int], seed: int = 0, **changes) -> TokenDataset:
-    """Tokens whose distribution depends on the label; -1 for none."""
-    encoding = replace(ENCODING, source_images=len(labels), **changes)
-    generator = torch.Generator().manual_seed(seed)
-    shape = encoding.token_shape
+def write(folder: Path, labels: list[int], seed: int = 0, *, stages: int = 1, **changes: Any) -> TokenDataset:
+    """Write tokens whose distribution depends on the label; -1 for none."""
+    generator, shape = torch.Generator().manual_seed(seed), (2, 3) if stages == 1 else (2, 3, stages)
     tokens = torch.stack([torch.randint(5 + 3 * label, shape, generator=generator) for label in labels])
-    writer = TokenWriter(folder, encoding)
-    for shard in range(encoding.shards):
-        part = slice(shard * encoding.shard_size, (shard + 1) * encoding.shard_size)
-        flipped = (tokens[part] + 1) % CODES if encoding.flips else None
-        names = [f"{i}.png" for i in range(len(labels))][part]
-        writer.write(shard, [EncodedBatch(tokens[part], flipped, torch.tensor(labels[part]), names)], {})
-    writer.finish()
-    return TokenDataset(folder)
+    if changes.pop("flips", False):
+        changes["flipped"] = (tokens + 1) % CODES
+    options = {"codebook_size": CODES, "fingerprint": "f" * 64, "classes": CLASSES, "shard_size": 4}
+    return write_tokens(folder, tokens, labels=labels, **(options | changes))
 
 
 def pairs(data: TokenDataset) -> list[tuple[int | None, int]]:
