@@ -264,7 +264,7 @@ def _on_first_rank(action: Callable[[], None]) -> None:
 
 
 def _on_every_rank(action: Callable[[], None]) -> None:
-    """Fail on all ranks if one fails: none goes on without the others, or waits for them."""
+    """Fail on all ranks if one fails: none continues without the others, or waits for them."""
     failure = None
     try:
         action()

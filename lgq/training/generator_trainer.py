@@ -29,7 +29,7 @@ from lgq.random import batch_seed
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.run_directory import Resume
-from lgq.training.settings import GeneratorRun
+from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
 from lgq.training.validation import image_grid
 
@@ -60,6 +60,7 @@ def train_generator(
 
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
+    require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
     trainer = GeneratorTrainer(run, training_tokens, validation_tokens or training_tokens, decoder, Path(out))
     if val_tokens is None and rank() == 0:

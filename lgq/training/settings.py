@@ -168,6 +168,13 @@ class TrainingRun:
         return replace(self, loop=self.loop.for_data(images, self.images_per_step(ranks)))
 
 
+def require_run(run: object, kind: type[TrainingRun]) -> None:
+    """Refuse a name, or settings of another kind, where settings of a run are needed."""
+    if not isinstance(run, kind):
+        example = "pocket-lgq" if kind is TokenizerRun else "pocket"
+        raise LGQError(f"expected a {kind.__name__}, such as lgq.run({example!r}), got {run!r:.60}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRun(TrainingRun):
     """Settings of a tokenizer's training; the defaults are the paper's ImageNet run."""

@@ -27,7 +27,7 @@ from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
 from lgq.training.networks import build_metric_networks, build_networks, require_feasible
 from lgq.training.run_directory import Resume
-from lgq.training.settings import TokenizerRun
+from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
 from lgq.training.validation import measure
 
@@ -52,6 +52,7 @@ def train(
 
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
+    require_run(run, TokenizerRun)
     training_data = _opened(data)
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run)

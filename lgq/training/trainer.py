@@ -68,7 +68,7 @@ class ClippedAdamW:
         self._scaler.step(self._adamw)
         self._scaler.update()
         self._adamw.zero_grad()
-        # The scaler finds its scale by overflow: it skips such a step, and the run goes on.
+        # The scaler finds its scale by overflow: it skips such a step, and training continues.
         return norm.nan_to_num(posinf=0.0) if self._scaler.is_enabled() else norm
 
     def state(self) -> dict[str, Any]:

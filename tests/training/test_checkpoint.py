@@ -564,9 +564,9 @@ def test_every_dtype_comes_back(dtype):
     ids=["channels_last", "channels_last 1x1", "channels_last_3d", "transposed", "part of another"],
 )
 def test_dense_memory_formats_stay(tensor):
-    found = through_files(tensor)
-    assert_identical(found, tensor)
-    assert found.stride() == tensor.stride()
+    restored = through_files(tensor)
+    assert_identical(restored, tensor)
+    assert restored.stride() == tensor.stride()
 
 
 def test_lazy_views_and_repeated_memory_come_back_by_value():
@@ -578,17 +578,17 @@ def test_lazy_views_and_repeated_memory_come_back_by_value():
         "expanded": torch.arange(3).expand(4, 3),
         "steps": torch.arange(10)[1::3],
     }
-    found = through_files(state)
+    restored = through_files(state)
     for name, tensor in state.items():
-        assert bits(found[name]) == bits(tensor.resolve_conj().resolve_neg())
+        assert bits(restored[name]) == bits(tensor.resolve_conj().resolve_neg())
 
 
 def test_one_tensor_in_two_places_stays_one_tensor():
     shared = torch.randn(3, 4)
-    found = through_files({"weight": shared, "tied": [shared.detach()], "copy": shared.clone()})
-    found["weight"].zero_()
-    assert found["tied"][0].count_nonzero() == 0
-    assert torch.equal(found["copy"], shared)
+    restored = through_files({"weight": shared, "tied": [shared.detach()], "copy": shared.clone()})
+    restored["weight"].zero_()
+    assert restored["tied"][0].count_nonzero() == 0
+    assert torch.equal(restored["copy"], shared)
     assert len(flatten([shared, shared.detach()]).tensors) == 1
 
 
@@ -606,24 +606,24 @@ def test_a_part_of_a_large_tensor_takes_only_its_own_room():
 def test_what_comes_back_does_not_depend_on_the_bytes_of_the_file():
     flat = flatten({"x": torch.ones(3)})
     stored = {name: tensor.clone() for name, tensor in flat.tensors.items()}
-    found = unflatten(flat.skeleton, stored)
+    restored = unflatten(flat.skeleton, stored)
     stored["x"].zero_()
-    assert found["x"].tolist() == [1, 1, 1]
+    assert restored["x"].tolist() == [1, 1, 1]
 
 
 def test_parameters_come_back_as_their_values():
     weight = nn.Parameter(torch.randn(2, 2))
-    found = through_files({"w": weight})["w"]
-    assert_identical(found, weight.detach())
-    assert not found.requires_grad
+    restored = through_files({"w": weight})["w"]
+    assert_identical(restored, weight.detach())
+    assert not restored.requires_grad
 
 
 def test_a_module_state_keeps_its_versions():
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    found = through_files(module.state_dict())
-    assert_identical(found, module.state_dict())
-    assert found._metadata["1"] == {"version": 2}
-    module.load_state_dict(found)
+    restored = through_files(module.state_dict())
+    assert_identical(restored, module.state_dict())
+    assert restored._metadata["1"] == {"version": 2}
+    module.load_state_dict(restored)
 
 
 def draws() -> list[Any]:
@@ -643,13 +643,13 @@ def test_restored_generators_repeat_what_they_drew():
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40])
 def test_a_seed_is_one_start_of_every_generator(seed):
-    found = []
+    drawn = []
     for _ in range(2):
         seed_random_state(seed)
-        found.append(draws())
-    assert found[0] == found[1]
+        drawn.append(draws())
+    assert drawn[0] == drawn[1]
     seed_random_state(seed + 1)
-    assert all(value != other for value, other in zip(draws(), found[0], strict=True))
+    assert all(value != other for value, other in zip(draws(), drawn[0], strict=True))
 
 
 def test_random_states_of_other_devices_are_refused():

@@ -403,8 +403,8 @@ def toy_joint(label: int) -> Tensor:
 
 def distance(samples: Tensor, truth: Tensor) -> float:
     """Total variation between numbers that were drawn and the chances of each."""
-    found = torch.bincount(samples, minlength=truth.numel()) / len(samples)
-    return float((found - truth.flatten()).abs().sum() / 2)
+    frequencies = torch.bincount(samples, minlength=truth.numel()) / len(samples)
+    return float((frequencies - truth.flatten()).abs().sum() / 2)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

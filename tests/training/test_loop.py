@@ -253,7 +253,7 @@ def test_wherever_a_run_is_killed_its_best_weights_are_of_the_best_score_that_it
 
 def test_no_checkpoint_is_ahead_of_its_records_on_the_disk(tmp_path, monkeypatch):
     metrics, fsync, rename = str(tmp_path / "metrics.jsonl"), os.fsync, os.rename
-    on_disk, found = {}, []
+    on_disk, observed = {}, []
 
     def noted_fsync(descriptor: int) -> None:
         fsync(descriptor)
@@ -261,14 +261,14 @@ def test_no_checkpoint_is_ahead_of_its_records_on_the_disk(tmp_path, monkeypatch
 
     def noted_rename(old: Path, new: Path) -> None:
         if Path(new).parent.name == "checkpoints" and not Path(new).suffix:
-            found.append((on_disk.get(metrics), os.path.getsize(metrics)))
+            observed.append((on_disk.get(metrics), os.path.getsize(metrics)))
         rename(old, new)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "rename", noted_rename)
     walk(tmp_path)
-    assert len(found) == 6
-    assert all(synced == written > 0 for synced, written in found)
+    assert len(observed) == 6
+    assert all(synced == written > 0 for synced, written in observed)
 
 
 def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
@@ -361,17 +361,17 @@ def test_a_directory_in_use_is_refused(tmp_path):
 
 
 def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
-    found = {}
+    observed = {}
 
     class Curious(Walk):
         def train_step(self, step: int) -> dict[str, Tensor]:
-            found.update({p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")})
+            observed.update({p.name: json.loads(p.read_text()) for p in tmp_path.glob("*.json")})
             return super().train_step(step)
 
     trainer = Curious(out=tmp_path)
     run_loop(trainer)
-    assert found["config.json"] == trainer.config()
-    environment = found["environment.json"]
+    assert observed["config.json"] == trainer.config()
+    environment = observed["environment.json"]
     assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
     assert (environment["seed"], environment["world_size"]) == (3, 1)
     assert environment["torch"] == torch.__version__
@@ -444,14 +444,14 @@ def test_handlers_are_as_before_even_after_an_error():
 
 
 def test_in_another_thread_nothing_is_installed():
-    found = []
+    observed = []
 
     def look() -> None:
         with stop_on_signals() as stop:
-            found.append((bool(stop), signal.getsignal(signal.SIGTERM)))
+            observed.append((bool(stop), signal.getsignal(signal.SIGTERM)))
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert found == [(False, before)]
+    assert observed == [(False, before)]

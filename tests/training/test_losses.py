@@ -34,7 +34,7 @@ def adversarial_objective(network: nn.Module, **weights) -> Objective:
 
 class MustNotRun(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
-        raise AssertionError("nobody should have called this network")
+        raise AssertionError("this network must not be called")
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_before_its_start_the_discriminator_is_not_called(images):
     weights = LossWeights(lpips=0, discriminator_start=10, adaptive_gan=True)
     objective = Objective(weights, discriminator=MustNotRun(), last_layer=torch.ones(1))
     objective.tokenizer_loss(images, images, NOTHING, step=9)
-    with pytest.raises(AssertionError, match="nobody"):
+    with pytest.raises(AssertionError, match="must not be called"):
         objective.tokenizer_loss(images, images, NOTHING, step=10)
 
 

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.training.settings import LoopSettings, Schedule
+from lgq.errors import LGQError
+from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun, require_run
 
 KINDS = ["constant", "cosine"]
 FINAL = st.floats(0, 1)
@@ -128,3 +129,24 @@ EPOCHS += [(1e-9, 8, 1), (1e9, 8, 9), (None, 8, 9)]
 def test_epochs_are_whole_steps_that_see_them_all_and_never_more_than_steps(epochs, images, steps):
     settings = LoopSettings(steps=9, epochs=epochs)
     assert settings.for_data(images, images_per_step=4) == replace(settings, steps=steps)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("run", "kind", "message"),
+    [
+        (
+            "pocket-lgq",
+            TokenizerRun,
+            r"expected a TokenizerRun, such as lgq.*, got 'pocket-lgq'",
+        ),
+        (
+            TOKENIZER,
+            GeneratorRun,
+            r"expected a GeneratorRun, such as lgq.*, got TokenizerRun",
+        ),
+    ],
+)
+def test_a_name_or_another_kind_of_run_is_refused(run, kind, message):
+    with pytest.raises(LGQError, match=message):
+        require_run(run, kind)

@@ -251,9 +251,9 @@ def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_on
     images = min(run.validation_images, len(FolderDataset(photos)))
     assert network.seen == 3 * images
     # A validation that knows nothing finds the same.
-    anew = begin(run, photos, tmp_path)
-    anew.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
-    assert anew.validate(2)["rfid"] == pytest.approx(second["values"]["rfid"])
+    fresh = begin(run, photos, tmp_path)
+    fresh.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
+    assert fresh.validate(2)["rfid"] == pytest.approx(second["values"]["rfid"])
 
 
 def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, monkeypatch):
@@ -263,14 +263,14 @@ def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, mon
     run = replace(TINY, best_by="rfid", rfid_images=2, batch_size=1, loop=LoopSettings(steps=1))
     train(run, photos, tmp_path)
     assert network.seen == 2 * 2
-    found = read_records(tmp_path)[-1]["values"]
+    values = read_records(tmp_path)[-1]["values"]
     few = begin(replace(run, validation_images=2, rfid_images=None), photos, tmp_path)
     few.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
     # The images of a validation of 3, and the first two thirds of them.
     monkeypatch.setattr(few._validation_loader, "one_pass", first_two_of_three(few._validation_loader))
     alone = few.validate(1)
-    assert found["rfid"] == pytest.approx(alone["rfid"])
-    assert found["psnr"] != pytest.approx(alone["psnr"])
+    assert values["rfid"] == pytest.approx(alone["rfid"])
+    assert values["psnr"] != pytest.approx(alone["psnr"])
 
 
 def first_two_of_three(loader: ImageLoader) -> Callable[..., list[Batch]]:
