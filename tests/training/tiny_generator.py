@@ -41,9 +41,9 @@ def tokenizer(seed: int = 0, **options: Any) -> Tokenizer:
     return Tokenizer(backbone, codebook_size=CODES, **options).eval()
 
 
-def draw_tokens(folder: Path, images: int = 9, **options: Any) -> TokenDataset:
-    """Of two classes, and one image of none."""
-    drawn = torch.randint(CODES, (images, 2, 2), generator=torch.Generator().manual_seed(images))
+def draw_tokens(folder: Path, images: int = 9, side: int = 2, **options: Any) -> TokenDataset:
+    """Write random tokens of two classes, and of one image without a class."""
+    drawn = torch.randint(CODES, (images, side, side), generator=torch.Generator().manual_seed(images))
     settings = {
         "labels": [-1] + [i % 2 for i in range(1, images)],
         "classes": ("cat", "dog"),
