@@ -4,16 +4,15 @@ import os
 from pathlib import Path
 
 from lgq.data.folder import FolderDataset
-from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage, decode
-from lgq.data.loader import Batch, ImageLoader, LoaderSettings
+from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset
+from lgq.data.loader import ImageLoader, LoaderSettings
 from lgq.data.photographs import SampleDataset
 from lgq.data.shards import ShardDataset
 from lgq.data.stream import PREFIX, PipeDataset
-from lgq.data.stream_loader import StreamBatch, StreamLoader
+from lgq.data.stream_loader import StreamLoader
 from lgq.data.transforms import RandomCrop, to_png, to_tensor
 
 __all__ = [
-    "Batch",
     "BrokenImage",
     "DataError",
     "EncodedImage",
@@ -25,10 +24,7 @@ __all__ = [
     "RandomCrop",
     "SampleDataset",
     "ShardDataset",
-    "StoredImage",
-    "StreamBatch",
     "StreamLoader",
-    "decode",
     "open_dataset",
     "to_png",
     "to_tensor",

@@ -185,7 +185,7 @@ def _read_header(folder: Path) -> tuple[Header, str]:
 
 
 def _require_consistent(header: Header) -> None:
-    """Check what no writer writes, such as a shard elsewhere on the disk."""
+    """Check for what no writer writes, such as a shard elsewhere on the disk."""
     encoding, shards = header.encoding, header.shards
     sizes = (*encoding.grid, encoding.codebook_size, encoding.stages, encoding.image_size)
     if min(*sizes, encoding.shard_size, encoding.source_images, header.images) < 1 or max(sizes) > _LARGEST:

@@ -15,10 +15,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lgq.config import to_json
-from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamBatch, StreamLoader, open_dataset
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamLoader, open_dataset
 from lgq.data.loader import evenly_spread
 from lgq.data.stream import require_random_access
-from lgq.data.stream_loader import training_loader
+from lgq.data.stream_loader import StreamBatch, training_loader
 from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.features import FeatureSet

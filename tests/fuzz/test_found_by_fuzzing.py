@@ -15,7 +15,8 @@ from safetensors.numpy import load, save
 
 from fuzz import seeds
 from lgq.cli import main
-from lgq.data import BrokenImage, DataError, ShardDataset, decode
+from lgq.data import BrokenImage, DataError, ShardDataset
+from lgq.data.images import decode
 from lgq.data.token_format import HEADER, TokenError, shard_name
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError

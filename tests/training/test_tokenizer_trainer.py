@@ -16,7 +16,8 @@ from identity import assert_identical
 from PIL import Image
 from tiny_run import EVERYTHING, RUNS, TINY, before_step, left_by, terminate, train
 
-from lgq.data import Batch, FolderDataset, ImageLoader
+from lgq.data import FolderDataset, ImageLoader
+from lgq.data.loader import Batch
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks
