@@ -1,6 +1,5 @@
 """From a table to its runs: every row has one run per training seed, with an id and an estimated time."""
 
-import difflib
 import hashlib
 import json
 import logging
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from lgq.bench.measure import milliseconds
-from lgq.checks import require_at_least
+from lgq.checks import require_at_least, require_known
 from lgq.data import BrokenImage, ImageDataset, open_dataset
 from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
@@ -196,11 +195,9 @@ def _named(rows: Sequence[PlannedRow], only: Sequence[str]) -> list[PlannedRow]:
     """Return the rows with one of these names, labels or groups; all rows where none is given."""
     wanted = {word.casefold().strip() for word in only}
     names = {row: {name.casefold() for name in (row.row, row.label, row.group) if name} for row in rows}
-    known = set().union(*names.values())
-    for word in sorted(wanted - known):
-        close = difflib.get_close_matches(word, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(sorted(known))}."
-        raise LGQError(f"no row is called {word!r}: {hint}")
+    known = sorted(set().union(*names.values()))
+    for word in wanted:
+        require_known("row", word, known)
     return [row for row in rows if not wanted or wanted & names[row]]
 
 

@@ -110,8 +110,8 @@ def experiment(
 
 def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> ExperimentOutcome:
     """Train, evaluate and record the rows of a plan that are not finished yet."""
-    _write_plan(planned.results, planned.plan)
     outcome, device = ExperimentOutcome(planned.plan, len(planned.rows)), join_processes()
+    _write_plan(planned.results, planned.plan)
     with stop_on_signals() as stop:
         context = Context(planned, device, command, stop)
         try:

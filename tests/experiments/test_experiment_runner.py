@@ -179,7 +179,7 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
 def test_rows_are_chosen_by_label_group_or_name(images, out):
     for only, rows in ((["fsq"], 2), (["K = 64"], 2), (["lgq-k8", "SimVQ"], 3)):
         assert run_tiny("cost", images, out, only=only).rows == rows
-    with pytest.raises(LGQError, match="no row is called 'lgx': did you mean 'lgq'"):
+    with pytest.raises(LGQError, match="unknown row 'lgx': did you mean 'lgq'"):
         run_tiny("cost", images, out, only=["lgx"])
 
 
