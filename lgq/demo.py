@@ -24,7 +24,7 @@ from lgq.data.tokens import TokenDataset
 from lgq.files import replace_file
 from lgq.inference.encode import encode
 from lgq.inference.inpaint import inpaint
-from lgq.inference.sample import draw
+from lgq.inference.sample import draw_images
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.reconstruction import ReconstructionQuality, psnr
@@ -278,7 +278,7 @@ def _token_map(tokenizer: Tokenizer, colours: Float[Tensor, "k 3"]) -> bytes:
 def _show_generator(generator: MaskGIT, out: Path) -> tuple[list[Picture], dict[str, float]]:
     validations = [r["values"] for r in read_records(out / GENERATOR) if r["split"] == "validation"]
     labels = [label for label in range(len(generator.classes)) for _ in range(_SAMPLES_PER_CLASS)]
-    images = torch.cat(list(draw(generator, labels, _SAMPLING, batch_size=32)))
+    images = torch.cat(list(draw_images(generator, labels, _SAMPLING, batch_size=32)))
     caption = f"Drawn in {_SAMPLING.steps} steps, {_SAMPLES_PER_CLASS} of each photograph, none left out"
     drawn = [
         _write(

@@ -35,7 +35,7 @@ from lgq.hub import (
     run_directory_of,
     run_settings,
 )
-from lgq.inference import generator_here, tokenizer_here
+from lgq.inference import generator_on_device, tokenizer_on_device
 from lgq.maskgit import MaskGIT
 from lgq.metrics import fid
 from lgq.metrics.codebook_study import draw_study, study_codebook
@@ -152,13 +152,13 @@ def evaluate(
         if dataset is None:
             raise LGQError("a tokenizer is evaluated on images: give data.")
         dataset = dataset if images is None else random_subset(dataset, images)
-        model: Any = tokenizer_here(source, weights)  # type: ignore[arg-type]  # its kind is known
+        model: Any = tokenizer_on_device(source, weights)  # type: ignore[arg-type]  # its kind is known
         fields, draw = _evaluate_tokenizer(
             model, dataset, model.resolve_image_size(image_size), geometry, loading
         )
     else:
         _require_generator_options(given, dataset, images, seeds, batch_size)
-        model = generator_here(source, weights)  # type: ignore[arg-type]
+        model = generator_on_device(source, weights)  # type: ignore[arg-type]
         token_sets = _open_tokens(model, tokens, train_tokens)
         fields, draw = _evaluate_generator(
             model, dataset, reference, token_sets, images, seeds, sampling, loading

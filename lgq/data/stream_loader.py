@@ -47,15 +47,15 @@ class StreamLoader:
 
     def __init__(self, dataset: PipeDataset, settings: LoaderSettings):
         self.dataset, self.settings = dataset, settings
-        self.readers_here = max(1, settings.workers)
-        self.readers = self.readers_here * settings.world_size
+        self.local_readers = max(1, settings.workers)
+        self.readers = self.local_readers * settings.world_size
         """Number of readers over all ranks."""
         self.broken: dict[str, str] = {}
         """Images that could not be read so far, with the reason; each was logged once."""
         if len(dataset.commands) < self.readers:
             raise DataError(
                 f"{dataset!r} has {len(dataset.commands)} shards for {self.readers} readers "
-                f"({settings.world_size} processes of {self.readers_here}), and each needs its own: lower "
+                f"({settings.world_size} processes of {self.local_readers}), and each needs its own: lower "
                 "--workers, or make more shards with `lgq shard --shard-size`."
             )
 
@@ -66,8 +66,8 @@ class StreamLoader:
 
     def stream(self, start: Places | int = 0) -> Iterator[StreamBatch]:
         """Yield endless, shuffled, augmented batches from `start`: 0, or the positions of all ranks."""
-        first = self.settings.rank * self.readers_here
-        mine = range(first, first + self.readers_here)
+        first = self.settings.rank * self.local_readers
+        mine = range(first, first + self.local_readers)
         if start == 0:
             return self._stream([Place(reader) for reader in mine])
         places = [Place(*place) for place in start if place[0] in mine] if isinstance(start, list) else []

@@ -14,13 +14,13 @@ TokenizerSource = Tokenizer | str | Path
 GeneratorSource = MaskGIT | str | Path
 
 
-def tokenizer_here(source: TokenizerSource, weights: WeightsChoice = "best") -> Tokenizer:
+def tokenizer_on_device(source: TokenizerSource, weights: WeightsChoice = "best") -> Tokenizer:
     """Load a tokenizer onto the device of this process; a loaded one stays where it is."""
     device = join_processes()
     return source if isinstance(source, Tokenizer) else load_tokenizer(source, weights).to(device)
 
 
-def generator_here(source: GeneratorSource, weights: WeightsChoice = "best") -> MaskGIT:
+def generator_on_device(source: GeneratorSource, weights: WeightsChoice = "best") -> MaskGIT:
     """Load a generator onto the device of this process; a loaded one stays where it is."""
     device = join_processes()
     return source if isinstance(source, MaskGIT) else load_generator(source, weights).to(device)

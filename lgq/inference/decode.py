@@ -19,7 +19,7 @@ from lgq.data.transforms import to_png
 from lgq.distributed import rank, wait_for_all, world_size
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import TokenizerSource, tokenizer_here
+from lgq.inference import TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 
 _DECODED_FROM = "decoded-from.json"
@@ -42,7 +42,7 @@ def decode(
     so is an `out` that holds anything else.
     """
     require_at_least(1, batch_size=batch_size)
-    tokenizer = tokenizer_here(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights)
     dataset = tokens if isinstance(tokens, TokenDataset) else TokenDataset(tokens)
     dataset.require_fingerprint(tokenizer.fingerprint())
     # All names first: damage and bad names are found before anything is written.

@@ -25,7 +25,7 @@ from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQError
 from lgq.files import named_disk_errors
 from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
-from lgq.inference import TokenizerSource, tokenizer_here
+from lgq.inference import TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ def encode(
     byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
     dataset = open_dataset(data)
-    tokenizer = tokenizer_here(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
@@ -141,7 +141,7 @@ def estimate_encoding(
     The first batch is not timed: workers start with it, and devices choose their kernels.
     """
     dataset = open_dataset(data)
-    tokenizer = tokenizer_here(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     limit = batch_size * (1 + _TIMED_BATCHES * max(1, workers))

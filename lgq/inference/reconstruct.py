@@ -17,7 +17,7 @@ from lgq.data.images import BrokenImage, DataError, read_stored_image
 from lgq.data.transforms import to_png, to_tensor
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import TokenizerSource, tokenizer_here
+from lgq.inference import TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
 from lgq.progress import Progress, unwatched
@@ -58,7 +58,7 @@ def reconstruct(
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
     require_at_least(1, images=len(images))
-    tokenizer = tokenizer_here(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}
     names = distinct_files(f"{Path(path).stem}-reconstructed" for path in images)

@@ -11,7 +11,8 @@ draws by the same rule: with its seed, `images=N` gives the images that it measu
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from lgq.files import (
     write_file,
 )
 from lgq.hub import WeightsChoice
-from lgq.inference import GeneratorSource, generator_here
+from lgq.inference import GeneratorSource, generator_on_device
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import sample_grid
@@ -86,38 +87,50 @@ def sample(
     given = {"count": count, "images": images, "batch_size": batch_size}
     require_at_least(1, **{name: number for name, number in given.items() if number is not None})
     name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
-    generator = generator_here(generator, weights)
+    generator = generator_on_device(generator, weights)
+    generator.require_classes(classes)
     chosen = _choose_classes(classes, len(generator.classes), every=images is not None)
     if images is None:
         labels = [number for number in chosen for _ in range(count or _COUNT)]
     else:
         labels = [chosen[i % len(chosen)] for i in range(images)]
+    settings: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+    draw = partial(draw_images, generator, labels, sampling, **settings, on_progress=on_progress)
     if not is_picture:
-        _draw_files(generator, labels, out, sampling, seed, batch_size, on_progress)
+        # A hash of the classes: there may be a million.
+        note = {"images": len(labels), "classes": Fingerprint.of(json_bytes(labels)).sha256} | settings
+        note |= {"generator": generator.fingerprint(), "sampling": to_json(sampling)}
+        _write_files(out, _file_names(labels), note, draw)
     elif rank() == 0:
-        batches = draw(generator, labels, sampling, seed=seed, batch_size=batch_size, on_progress=on_progress)
         caption = f"{name}: {sampling.steps} steps, guidance {sampling.guidance:g}, seed {seed}"
-        write_file(out, sample_grid(torch.cat(list(batches)), labels, generator.classes, caption=caption))
+        write_file(out, sample_grid(torch.cat(list(draw())), labels, generator.classes, caption=caption))
     return Samples(len(labels), len(chosen))
 
 
-def draw(
+def draw_images(
     generator: MaskGIT,
     labels: Sequence[int],
     sampling: Sampling = _DEFAULT,
     *,
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
+    starts: Sequence[int] | None = None,
     on_progress: Progress = unwatched,
 ) -> Iterator[Float[Tensor, "b 3 s s"]]:
-    """Draw one image per label, batch by batch, onto the CPU."""
+    """Draw one image per label, batch by batch, onto the CPU.
+
+    starts: numbers of the first images of the batches to draw; None draws all.
+    """
     require_at_least(1, batch_size=batch_size)
     # Before the first batch is drawn, not when the last one is.
     generator.require_classes(labels)
-    for first in range(0, len(labels), batch_size):
-        batch = torch.tensor(labels[first : first + batch_size])
+    starts = range(0, len(labels), batch_size) if starts is None else starts
+    batches = [torch.tensor(labels[first : first + batch_size]) for first in starts]
+    done, total = 0, sum(map(len, batches))
+    for first, batch in zip(starts, batches, strict=True):
         yield generator.generate(batch, sampling, seed=batch_seed(seed, first)).cpu()
-        on_progress(min(first + batch_size, len(labels)), len(labels))
+        done += len(batch)
+        on_progress(done, total)
 
 
 def _is_picture(out: Path) -> bool:
@@ -139,45 +152,22 @@ def _choose_classes(classes: Sequence[int], known: int, *, every: bool) -> list[
     return list(classes)
 
 
-def _draw_files(
-    generator: MaskGIT,
-    labels: list[int],
-    folder: Path,
-    sampling: Sampling,
-    seed: int,
-    batch_size: int,
-    on_progress: Progress,
+def _write_files(
+    folder: Path, names: list[str], note: dict[str, Any], draw: Callable[..., Iterator[Tensor]]
 ) -> None:
     """Write the images as files; batches of which every file exists are not drawn again."""
-    generator.require_classes(labels)
-    names = _file_names(labels)
-    note = {
-        "generator": generator.fingerprint(),
-        "images": len(labels),
-        # A hash: there may be a million.
-        "classes": Fingerprint.of(json_bytes(labels)).sha256,
-        "sampling": to_json(sampling),
-        "seed": seed,
-        "batch_size": batch_size,
-    }
     _require_same(folder, note)
     wait_for_all()
     if rank() == 0:
         _claim(folder, note, names)
     wait_for_all()
-    present = set(os.listdir(folder))
-    mine = range(0, len(labels), batch_size)[rank() :: world_size()]
-    total, done = sum(len(names[first : first + batch_size]) for first in mine), 0
-    for first in mine:
-        batch = names[first : first + batch_size]
-        if missing := set(batch) - present:
-            numbers = torch.tensor(labels[first : first + batch_size])
-            images = generator.generate(numbers, sampling, seed=batch_seed(seed, first)).cpu()
-            for name, image in zip(batch, images, strict=True):
-                if name in missing:
-                    write_file(folder / name, to_png(image))
-        done += len(batch)
-        on_progress(done, total)
+    present, size = set(os.listdir(folder)), note["batch_size"]
+    mine = range(0, len(names), size)[rank() :: world_size()]
+    missing = [first for first in mine if not present.issuperset(names[first : first + size])]
+    for first, images in zip(missing, draw(starts=missing), strict=True):
+        for name, image in zip(names[first : first + size], images, strict=True):
+            if name not in present:
+                write_file(folder / name, to_png(image))
     wait_for_all()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lgq.errors import LGQError
 from lgq.evaluation import evaluate
-from lgq.inference.sample import draw, sample
+from lgq.inference.sample import draw_images, sample
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.random import batch_seed
@@ -31,11 +31,8 @@ class Stub(MaskGIT):
 def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
     stub, told = Stub(), []
     classes = [0, 0, 1, 1, 2]
-    images = torch.cat(
-        list(
-            draw(stub, classes, Sampling(), seed=3, batch_size=2, on_progress=lambda *done: told.append(done))
-        )
-    )
+    options = {"seed": 3, "batch_size": 2, "on_progress": lambda *done: told.append(done)}
+    images = torch.cat(list(draw_images(stub, classes, **options)))
     assert torch.equal(images[:, 0, 0, 0], torch.tensor(classes) / 3)
     assert stub.asked == [([0, 0], batch_seed(3, 0)), ([1, 1], batch_seed(3, 2)), ([2], batch_seed(3, 4))]
     assert told == [(2, 5), (4, 5), (5, 5)]
@@ -45,10 +42,11 @@ def test_images_are_drawn_in_batches_each_with_a_seed_of_its_own():
 def test_a_class_that_is_unknown_is_refused_before_anything_is_drawn(wrong):
     stub = Stub()
     with pytest.raises(LGQError, match=f"class {wrong} is not among 0..2"):
-        next(draw(stub, [0, 1, wrong], Sampling(), batch_size=1))
+        next(draw_images(stub, [0, 1, wrong], Sampling(), batch_size=1))
     assert stub.asked == []
 
 
 def test_a_sample_redraws_by_default_what_an_evaluation_measured():
-    sizes = {signature(function).parameters["batch_size"].default for function in (draw, sample, evaluate)}
+    functions = (draw_images, sample, evaluate)
+    sizes = {signature(function).parameters["batch_size"].default for function in functions}
     assert len(sizes) == 1, "seeds belong to batches, so other sizes draw other images"
