@@ -14,12 +14,19 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
 
 from lgq.cli.console import command_line, complain, log_to_the_console, say
 from lgq.errors import LGQError
@@ -209,6 +216,25 @@ def _hint(similar: list[str]) -> str:
 
 
 _REGISTRY = ConstructorRegistry()
+_in_work: list[StructTypeInfo] = []
+
+
+@_REGISTRY.struct_rule
+def _whole_lines(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Join the lines of each help text: tyro would keep a break before every indented line of a docstring."""
+    if any(info is outer for outer in _in_work):
+        return None
+    _in_work.append(info)
+    spec = ConstructorRegistry.get_struct_spec(info)
+    _in_work.pop()
+    if not isinstance(spec, StructConstructorSpec):
+        return None
+    fields = (replace(field, helptext=partial(_joined, field.helptext)) for field in spec.fields)
+    return replace(spec, fields=tuple(fields))
+
+
+def _joined(helptext: Any) -> str:
+    return " ".join(((helptext() if callable(helptext) else helptext) or "").split())
 
 
 @_REGISTRY.primitive_rule
