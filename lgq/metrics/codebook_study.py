@@ -140,8 +140,6 @@ class CodebookStudy:
     """None where the codes are a fixed grid."""
     latents: Float32[Tensor, "n c"] | None
     """Random sample of the vectors that were quantized; None where they cannot be plotted with the codes."""
-    broken: dict[str, str]
-    """Images that this process could not read, each with the reason."""
 
     def record(self) -> dict[str, Any]:
         """Return the part of a results record (`lgq.results`)."""
@@ -204,7 +202,6 @@ def study_codebook(
         atlas=atlas,
         codebook=codebook,
         latents=vectors_kept,
-        broken=dict(loader.broken),
     )
 
 

@@ -12,7 +12,6 @@ n = images, d = features.
 import hashlib
 import math
 import warnings
-import zipfile
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -90,13 +89,6 @@ def _check(mean: Vector, covariance: Matrix) -> tuple[Float64[Tensor, " d"], Flo
     return m, s
 
 
-def _require_small(archive: zipfile.ZipFile) -> None:
-    """Check the size before anything is unpacked: a file of zeros packs to a thousandth of its size."""
-    size = sum(member.file_size for member in archive.infolist())
-    if size > _MAX_BYTES:
-        raise StatisticsError(f"it unpacks to {size:,} bytes, more than the limit of {_MAX_BYTES:,}")
-
-
 @dataclass(frozen=True)
 class Gaussian:
     """Gaussian fitted to the features of a set of images."""
@@ -138,7 +130,10 @@ class Gaussian:
                 open(path, "rb") as file,
                 np.load(file, allow_pickle=False) as arrays,
             ):
-                _require_small(arrays.zip)
+                # Before anything is unpacked: a file of zeros packs to a thousandth of its size.
+                size = sum(member.file_size for member in arrays.zip.infolist())
+                if size > _MAX_BYTES:
+                    raise StatisticsError(f"it unpacks to {size:,} bytes, above the limit of {_MAX_BYTES:,}")
                 mean, covariance = _check(arrays["mu"], arrays["sigma"])
                 return cls(mean, covariance, int(arrays["count"]) if "count" in arrays else None)
         except FileNotFoundError:

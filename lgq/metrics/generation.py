@@ -12,7 +12,7 @@ take in turn, and each batch has a seed of its own (`batch_seed`). So the images
 and the batch size, and not on the number of processes. Only features are kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -90,14 +90,21 @@ def evaluate_generation(
     inception = networks.require_inception()
     reference.require_comparable(inception)
     results: list[dict[str, float]] = []
-    pictures = torch.empty(0)
+    pictures, global_batch = torch.empty(0), batch_size * world_size()
     for turn, seed in enumerate(seeds):
         accumulator = _SampleMetrics.empty(inception, networks.classifier, samples)
-        for position in _generate_all(accumulator, generate, classes, seed, batch_size, device):
-            on_progress(turn * samples + position, len(seeds) * samples)
+        for first in range(rank() * batch_size, samples, global_batch):
+            numbers = torch.arange(first, min(first + batch_size, samples))
+            images = generate((numbers % classes).to(device), batch_seed(seed, first))
+            accumulator.update(images.to(device), numbers)
+            done = min(first - rank() * batch_size + global_batch, samples)
+            on_progress(turn * samples + done, len(seeds) * samples)
         results.append(accumulator.metrics(reference))
         pictures = pictures if turn else accumulator.pictures()
     values = {name: [result[name] for result in results] for name in results[0]}
+    score_conventions = None
+    if networks.classifier is not None and "inception_score" in values:
+        score_conventions = asdict(networks.classifier.convention) | {"splits": f"{SPLITS}, consecutive"}
     return GenerationEvaluation(
         metrics={name: fmean(by_seed) for name, by_seed in values.items()},
         std={name: stdev(by_seed) for name, by_seed in values.items()} if len(seeds) > 1 else {},
@@ -107,7 +114,7 @@ def evaluate_generation(
         classes={"number": classes, "fewest": samples // classes, "most": -(-samples // classes)},
         absent=_absent(results[0], samples, reference, networks),
         fid=_fid_conventions(inception, reference, samples, image_size=pictures.shape[-1]),
-        inception_score=_score_conventions(networks) if "inception_score" in results[0] else None,
+        inception_score=score_conventions,
         pictures=pictures,
     )
 
@@ -118,25 +125,6 @@ def require_sample_plan(samples: int, seeds: Sequence[int], batch_size: int) -> 
     require_at_least(2, images=samples)
     if not seeds or len(set(seeds)) < len(seeds):
         raise LGQError(f"sampling seeds must be one or more different numbers, got {list(seeds)}.")
-
-
-def _generate_all(
-    accumulator: "_SampleMetrics",
-    generate: Generate,
-    classes: int,
-    seed: int,
-    batch_size: int,
-    device: torch.device,
-) -> Iterator[int]:
-    """Generate this process's images of a seed; yields after each batch how many all processes have."""
-    samples, global_batch = accumulator.samples, batch_size * world_size()
-    for start in range(0, samples, global_batch):
-        first = start + rank() * batch_size
-        if first < samples:
-            numbers = torch.arange(first, min(first + batch_size, samples))
-            images = generate((numbers % classes).to(device), batch_seed(seed, first))
-            accumulator.update(images.to(device), numbers)
-            yield min(start + global_batch, samples)
 
 
 @dataclass
@@ -224,8 +212,3 @@ def _fid_conventions(
         "reference_sample": None if kept is None else len(kept.sample.features),
         "reference_sha256": reference.sha256,
     }
-
-
-def _score_conventions(networks: MetricNetworks) -> dict[str, Any]:
-    assert networks.classifier is not None
-    return asdict(networks.classifier.convention) | {"splits": f"{SPLITS}, consecutive"}

@@ -10,7 +10,7 @@ different times, are asked for the same tokens.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def evaluate_likelihood(
     values: dict[str, Any] = measure_likelihood(generator.transformer, batches, device)
     values["images"] = min(images or len(tokens), len(tokens))
     sets = (tokens,) if train_tokens is None else (train_tokens, tokens)
-    return {"data": repr(tokens)} | values | token_entropies(*sets, on_progress=on_progress).record()
+    return {"data": repr(tokens)} | values | token_entropies(*sets, on_progress=on_progress)
 
 
 def measure_likelihood(
@@ -93,28 +93,6 @@ def _likelihood_sums(
     nll = -logits.log_softmax(1).gather(1, targets[:, None]).double().sum()
     correct = (logits.argmax(1) == targets).double().sum()
     return torch.stack([nll, correct, targets.new_tensor(len(targets)).double()]).cpu()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenEntropies:
-    """Entropies in nats per token, over all positions and all stages of a residual tokenizer."""
-
-    entropy: float
-    """Plug-in entropy of the tokens, from the counts of the data set itself."""
-    class_entropy: float
-    """Plug-in entropy of the tokens given the class of their image."""
-    cross_entropy: float | None = None
-    """Cross-entropy of the validation tokens under the training counts, each plus one; None without them."""
-    class_cross_entropy: float | None = None
-    """Cross-entropy under the training counts of the image's class."""
-    tokens: int
-    """Number of tokens behind the entropies."""
-    validation_tokens: int | None = None
-    """Number of tokens behind the cross-entropies."""
-
-    def record(self) -> dict[str, float | None]:
-        """Return the part of a results record (`lgq.results`)."""
-        return asdict(self)
 
 
 @dataclass
@@ -171,8 +149,16 @@ class TokenCounts:
 
 def token_entropies(
     training: TokenDataset, validation: TokenDataset | None = None, *, on_progress: Progress = unwatched
-) -> TokenEntropies:
-    """Count the tokens of each data set once, without mirrored images, and return their entropies."""
+) -> dict[str, float | None]:
+    """Count the tokens of each data set, without mirrored images, and return entropies in nats per token.
+
+    entropy, class_entropy: plug-in entropy of the training tokens, and given the class of their image.
+    cross_entropy, class_cross_entropy: those of the validation tokens under the training counts, each plus
+        one; None without validation.
+    tokens, validation_tokens: number of tokens behind them.
+
+    The positions and the stages of a residual tokenizer are counted together.
+    """
     sets = [training] if validation is None else [training, validation]
     require_same_meaning(*sets)
     classes, total, done = max(len(data.classes) for data in sets), sum(map(len, sets)), 0
@@ -183,18 +169,15 @@ def token_entropies(
             count.update(torch.stack([item.tokens for item in items]), [item.label for item in items])
             done += len(items)
             on_progress(done, total)
-    of_training = counts[0]
-    entropies = TokenEntropies(
-        entropy=of_training.entropy, class_entropy=of_training.class_entropy, tokens=of_training.tokens
-    )
-    if validation is None:
-        return entropies
-    return replace(
-        entropies,
-        cross_entropy=counts[1].cross_entropy(of_training),
-        class_cross_entropy=counts[1].class_cross_entropy(of_training),
-        validation_tokens=counts[1].tokens,
-    )
+    seen, unseen = counts[0], counts[-1]
+    return {
+        "entropy": seen.entropy,
+        "class_entropy": seen.class_entropy,
+        "cross_entropy": None if validation is None else unseen.cross_entropy(seen),
+        "class_cross_entropy": None if validation is None else unseen.class_cross_entropy(seen),
+        "tokens": seen.tokens,
+        "validation_tokens": None if validation is None else unseen.tokens,
+    }
 
 
 def _total_nats(counts: Int64[Tensor, " k"]) -> float:

@@ -3,7 +3,9 @@
 A metric whose weights are not on this machine is absent, by name and with the reason. Nothing is downloaded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -71,15 +73,8 @@ def on_device(network: Network, device: torch.device) -> Network:
 
 def _for_reconstruction(device: torch.device) -> MetricNetworks:
     absent: dict[str, str] = {}
-    lpips = inception = None
-    try:
-        lpips = on_device(LPIPS.pretrained(), device)
-    except WeightsError as error:
-        absent |= dict.fromkeys(LPIPS_METRICS, str(error))
-    try:
-        inception = on_device(InceptionV3.pretrained(), device)
-    except WeightsError as error:
-        absent |= dict.fromkeys(RECONSTRUCTION_FEATURE_METRICS, str(error))
+    lpips = _load(LPIPS.pretrained, device, LPIPS_METRICS, absent)
+    inception = _load(InceptionV3.pretrained, device, RECONSTRUCTION_FEATURE_METRICS, absent)
     return MetricNetworks(lpips, inception, absent)
 
 
@@ -87,20 +82,25 @@ def _for_generation(device: torch.device) -> MetricNetworks:
     """The weights with the classifier serve for both where they are the only ones, or where their features
     equal those of FID in every bit. In the second case they keep the name of the latter in records."""
     absent: dict[str, str] = {}
-    features = classifier = None
-    try:
-        features = on_device(InceptionV3.pretrained(), device)
-    except WeightsError as error:
-        absent |= dict.fromkeys(GENERATION_FEATURE_METRICS, str(error))
-    try:
-        classifier = on_device(InceptionV3.pretrained(classifier=True), device)
-    except WeightsError as error:
-        absent |= dict.fromkeys(CLASSIFIER_METRICS, str(error))
+    features = _load(InceptionV3.pretrained, device, GENERATION_FEATURE_METRICS, absent)
+    with_classifier = partial(InceptionV3.pretrained, classifier=True)
+    classifier = _load(with_classifier, device, CLASSIFIER_METRICS, absent)
     if classifier is None or (features is not None and not _same_features(features, classifier)):
         return MetricNetworks(None, features, absent, classifier)
     if features is not None:
         classifier.convention = features.convention
     return MetricNetworks(None, classifier, {}, classifier)
+
+
+def _load(
+    pretrained: Callable[[], Network], device: torch.device, metrics: tuple[str, ...], absent: dict[str, str]
+) -> Network | None:
+    """Load a network; without its weights, add its metrics to `absent`."""
+    try:
+        return on_device(pretrained(), device)
+    except WeightsError as error:
+        absent |= dict.fromkeys(metrics, str(error))
+        return None
 
 
 def _same_features(a: InceptionV3, b: InceptionV3) -> bool:

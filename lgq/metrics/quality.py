@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from lgq.data import DataError, ImageDataset, ImageLoader
@@ -86,17 +86,17 @@ class TokenizerQuality:
         if self.networks.lpips is not None:
             self.lpips_sum += self.networks.lpips(images, reconstructions).double().sum().cpu()
         if self.networks.inception is not None and self.features is not None and self.reference is not None:
-            chosen = self._has_features(numbers)
-            if chosen.any():
-                self.features.update(self.networks.inception(reconstructions[chosen]), numbers[chosen])
+            chosen = numbers if self.feature_images is None else self.feature_images
+            has_features = torch.isin(numbers, chosen)
+            if has_features.any():
+                self.features.update(
+                    self.networks.inception(reconstructions[has_features]), numbers[has_features]
+                )
                 if not self.reference_is_given:
-                    self.reference.update(self.networks.inception(images[chosen]), numbers[chosen])
+                    self.reference.update(
+                        self.networks.inception(images[has_features]), numbers[has_features]
+                    )
         return self.pixels.update(images, reconstructions)
-
-    def _has_features(self, numbers: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-        if self.feature_images is None:
-            return torch.ones_like(numbers, dtype=torch.bool)
-        return torch.isin(numbers, self.feature_images)
 
     def over_ranks(self) -> "TokenizerQuality":
         """Return the metrics of all processes."""

@@ -56,13 +56,19 @@ class Reference:
 
         A tokenizer's evaluation on the same images shares the cached features.
         """
-        cached = CachedFeatures.find(dataset, image_size, inception.convention)
+        cached, total = CachedFeatures.find(dataset, image_size, inception.convention), len(dataset)
         features = cached.features
         if features is None:
+            features = FeatureSet.empty(FEATURES, sample=min(SAMPLE, total))
             loader = evaluation_loader(
                 dataset, device, image_size=image_size, batch_size=batch_size, workers=workers
             )
-            features = _compute_features(loader, inception, device, on_progress)
+            for batch in loader.one_pass(may_be_empty=True):
+                features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
+                on_progress(batch.position, total)
+            features = features.over_ranks()
+            if features.statistics.count == 0:
+                raise DataError(f"none of {total:,} images can be read in {dataset!r}.")
             if rank() == 0:
                 cached.save(features)
         return cls(
@@ -114,7 +120,12 @@ class CachedFeatures:
         key = repr((_CACHE_VERSION, content, image_size, SAMPLE, astuple(convention)))
         name = f"{hashlib.sha256(key.encode()).hexdigest()}.features"
         path = cache_directory() / "references" / name
-        features = _load(path)
+        features = None
+        if path.exists():
+            try:
+                features = FeatureSet.load(path)
+            except StatisticsError as error:
+                _log.warning("%s", error)
         # Processes that disagree, over a file that is just being written, would wait for each other forever.
         successes = int(sum_over_ranks(torch.tensor(int(features is not None))))
         return cls(content, path, features if successes == world_size() else None)
@@ -155,27 +166,3 @@ def evaluation_loader(
         world_size=world_size(),
     )
     return ImageLoader(data, settings)
-
-
-def _compute_features(
-    loader: ImageLoader, inception: InceptionV3, device: torch.device, on_progress: Progress
-) -> FeatureSet:
-    total = len(loader.dataset)
-    features = FeatureSet.empty(FEATURES, sample=min(SAMPLE, total))
-    for batch in loader.one_pass(may_be_empty=True):
-        features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
-        on_progress(batch.position, total)
-    features = features.over_ranks()
-    if features.statistics.count == 0:
-        raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
-    return features
-
-
-def _load(path: Path) -> FeatureSet | None:
-    if not path.exists():
-        return None
-    try:
-        return FeatureSet.load(path)
-    except StatisticsError as error:
-        _log.warning("%s", error)
-        return None

@@ -259,8 +259,8 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     batches = TokenLoader(val, TokenLoaderSettings(batch_size=5)).one_pass()
     maskgit = MaskGIT.from_pretrained(made.generator / "best")
     values = {"data": repr(val), "images": 12} | measure_likelihood(maskgit.transformer, batches, CPU)
-    assert own == values | token_entropies(val).record()
-    assert beside == values | token_entropies(train, val).record()
+    assert own == values | token_entropies(val)
+    assert beside == values | token_entropies(train, val)
     assert own["cross_entropy"] is None
     printed = capsys.readouterr().out
     assert f"{values['masked_tokens']:,.0f} masked tokens" in printed
@@ -275,7 +275,7 @@ def test_a_likelihood_may_be_of_some_images_alone(made, tmp_path):
     val, maskgit = TokenDataset(made.val), MaskGIT.from_pretrained(made.generator / "best")
     batches = TokenLoader(val, TokenLoaderSettings()).one_pass(5)
     values = {"data": repr(val), "images": 5} | measure_likelihood(maskgit.transformer, batches, CPU)
-    assert record["likelihood"] == values | token_entropies(val).record()
+    assert record["likelihood"] == values | token_entropies(val)
 
 
 def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatch):
