@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.errors import LGQError
-from lgq.ops.numerics import min_log_weight, outside_autocast
+from lgq.ops.numerics import full_float32, min_log_weight
 from lgq.ops.search import (
     Score,
     Scores,
@@ -86,7 +86,7 @@ def _soft_assignment(
     k = len(codes)
     _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
     usage.zero_()
-    with outside_autocast(z):
+    with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
         inverse = 1 / tau.to(usage.dtype)
         for tile, (s, p) in scores.tiles(rows, depth=2):
@@ -133,7 +133,7 @@ def _soft_assignment_backward(
     codes_learn: bool,
 ) -> tuple[Tensor, Tensor]:
     k = len(codes)
-    with outside_autocast(z):
+    with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
         inverse = 1 / tau.to(scores.inputs.dtype)
         # Without a gradient of the output, the joint GEMMs have no rows for it.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,37 @@ def outside_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context in which operations on the device of `x` keep the precision of their inputs."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+@contextmanager
+def full_float32(x: Tensor) -> Iterator[None]:
+    """Context in which matrix products of float32 are neither autocast nor computed in TF32 or bf16.
+
+    The settings of `torch.set_float32_matmul_precision` and `fp32_precision` are global, so they are restored
+    at the end. Use it in operators only: torch.compile would run traced products outside the context.
+    """
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch cannot say if only `fp32_precision` was set
+        precision = "highest"
+    matmuls = [getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    before = {matmul: matmul.fp32_precision for matmul in matmuls if hasattr(matmul, "fp32_precision")}
+    try:
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+        for matmul in before:
+            if matmul.fp32_precision not in ("none", "ieee"):
+                matmul.fp32_precision = "ieee"
+        with outside_autocast(x):
+            yield
+    finally:
+        if precision != "highest":
+            torch.set_float32_matmul_precision(precision)
+        for matmul, fp32_precision in before.items():
+            if matmul.fp32_precision != fp32_precision:
+                matmul.fp32_precision = "none"  # which follows `torch.backends.fp32_precision`
+            if matmul.fp32_precision != fp32_precision:
+                matmul.fp32_precision = fp32_precision
 
 
 def min_log_weight(dtype: torch.dtype) -> float:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lgq.errors import LGQError
-from lgq.ops.numerics import outside_autocast
+from lgq.ops.numerics import full_float32
 
 Score = Literal["l2", "dot"]
 
@@ -38,7 +38,7 @@ def nearest_codes(
 def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     peak = torch.full((len(z),), -torch.inf, dtype=score_dtype(z, codes), device=z.device)
-    with outside_autocast(z):
+    with full_float32(z):
         centre = score_centre(z, codes)
         for start in range(0, len(codes), _SEARCH_CODES):
             block = codes[start : start + _SEARCH_CODES]
