@@ -190,14 +190,6 @@ def test_half_precision_weights_are_averaged_in_float32():
     assert average.state_dict()["weights.weight"].item() == pytest.approx(2 - 0.999**100, rel=1e-5)
 
 
-def test_average_follows_the_model_to_its_device():
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    average = WeightAverage(model, 0.9)
-    average.update(model.to("meta"))  # the one other device that every machine has
-    devices = {weight.device.type for name, weight in average.state_dict().items() if name != "updates"}
-    assert devices == {"meta"}
-
-
 def test_a_model_without_weights_has_an_average():
     average = WeightAverage(nn.Identity(), 0.9)
     average.update(nn.Identity())
@@ -208,32 +200,3 @@ def test_a_model_without_weights_has_an_average():
 def test_a_decay_out_of_range_is_refused(decay):
     with pytest.raises(ValueError, match=rf"decay must lie in 0\.\.1, got {decay}"):
         WeightAverage(Small(), decay)
-
-
-ACTIONS = {
-    "update": WeightAverage.update,
-    "apply": averaged,
-    "load": lambda average, other: average.load_state_dict(WeightAverage(other, 0.9).state_dict()),
-}
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (nn.Linear(2, 3, bias=False), r"only one of them has .bias. \(1 in all\).* that the average"),
-        (nn.Linear(3, 3), r"'weight' changed its shape: \(3, 2\) in the average, now \(3, 3\)"),
-    ],
-)
-def test_another_model_is_refused_before_anything_changes(action, other, message):
-    average = WeightAverage(nn.Linear(2, 3), 0.9)
-    before, others = deepcopy(average.state_dict()), snapshot(other)
-    with pytest.raises(ValueError, match=message):
-        ACTIONS[action](average, other)
-    assert all(torch.equal(value, before[name]) for name, value in average.state_dict().items())
-    assert_same_bits(other, others)
-
-
-def test_a_state_of_something_else_is_refused():
-    with pytest.raises(ValueError, match="has 'updates', got only"):
-        WeightAverage(model := nn.Linear(2, 3), 0.9).load_state_dict(model.state_dict())
