@@ -20,7 +20,6 @@ from torch import Tensor
 from lgq.files import DamagedFileError, Fingerprint, make_directory, sync_directory, write_new_file
 from lgq.progress import Progress, unwatched
 from lgq.weights.convert import WeightsError
-from lgq.weights.download import download, read_member
 from lgq.weights.registry import SETS, Archive, WeightSet, weight_set
 
 CACHE_VARIABLE = "LGQ_CACHE"
@@ -76,6 +75,9 @@ def fetch(name: str, on_progress: Progress = unwatched) -> bool:
         raise WeightsError(f"{name} cannot be fetched: {weights.command}.")
     if _status(weights).state == "here":
         return False
+    # Imported here, as most commands never fetch.
+    from lgq.weights.download import download
+
     with _workspace() as work:
         path = download(weights.archive, work, on_progress)
         _store_members(weights.archive, _verified(path, weights.archive.fingerprint), work)
@@ -146,6 +148,8 @@ def _workspace() -> Iterator[Path]:
 
 
 def _store_members(archive: Archive, data: bytes, work: Path) -> list[str]:
+    from lgq.weights.download import read_member
+
     members = [weights for weights in SETS.values() if weights.archive == archive]
     for weights in members:
         published = read_member(data, weights.member, weights.fingerprint)
