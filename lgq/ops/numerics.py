@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -34,7 +35,7 @@ def full_float32(x: Tensor) -> Iterator[None]:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch cannot say if only `fp32_precision` was set
         precision = "highest"
-    matmuls = [getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    matmuls: list[Any] = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
     before = {matmul: matmul.fp32_precision for matmul in matmuls if hasattr(matmul, "fp32_precision")}
     try:
         if precision != "highest":
