@@ -87,15 +87,11 @@ class TokenizerQuality:
             self.lpips_sum += self.networks.lpips(images, reconstructions).double().sum().cpu()
         if self.networks.inception is not None and self.features is not None and self.reference is not None:
             chosen = numbers if self.feature_images is None else self.feature_images
-            has_features = torch.isin(numbers, chosen)
-            if has_features.any():
-                self.features.update(
-                    self.networks.inception(reconstructions[has_features]), numbers[has_features]
-                )
+            mask, inception = torch.isin(numbers, chosen), self.networks.inception
+            if mask.any():
+                self.features.update(inception(reconstructions[mask]), numbers[mask])
                 if not self.reference_is_given:
-                    self.reference.update(
-                        self.networks.inception(images[has_features]), numbers[has_features]
-                    )
+                    self.reference.update(inception(images[mask]), numbers[mask])
         return self.pixels.update(images, reconstructions)
 
     def over_ranks(self) -> "TokenizerQuality":

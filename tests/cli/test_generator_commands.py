@@ -397,15 +397,6 @@ def test_without_the_weights_of_inception_nothing_is_measured(made, tmp_path, mo
     assert "run `lgq weights fetch`" in mistake(capsys, *question)
 
 
-def test_what_is_asked_of_a_generator_is_not_asked_of_a_tokenizer(made, capsys):
-    for option in (["--seeds", 1], ["--tokens", made.val], ["--train-tokens", made.train],
-                   ["--reference", "x.npz"], ["--sampling.steps", 3], ["--sampling.top-k", 3]):  # fmt: skip
-        line = mistake(capsys, "evaluate", made.tokenizer, "--data", made.photos, "--image-size", 8, *option)
-        name = option[0].removeprefix("--").replace("-", "_")
-        assert f"is a tokenizer, to which {name} does not apply: leave it out" in line
-    assert not (made.tokenizer / "evaluation").exists()
-
-
 def test_a_generator_is_no_tokenizer_and_the_reverse(made, tmp_path, capsys):
     photo, out = made.photos / "cat" / "0.png", tmp_path / "out"
     for source in (made.generator, made.generator / "best"):

@@ -43,14 +43,12 @@ def test_pairs_are_those_of_the_plain_definition(size):
     assert cooccurrence(tokens, size).density == pytest.approx(len(pairs) / math.comb(size, 2))
 
 
-def test_two_codes_are_one_pair_and_one_code_is_none():
-    assert cooccurrence(torch.zeros(2, 1, 3, dtype=torch.int64), 4).pairs == 0
-    assert cooccurrence(torch.tensor([[0, 3, 0], [3, 3, 0]]), 4).pairs == 1
-    assert cooccurrence(torch.tensor([[0, 1, 2, 3]]), 4).density == 1
-
-
-def test_codes_of_different_images_are_no_pair():
-    assert cooccurrence(torch.tensor([[0], [1], [2]]), 4).pairs == 0
+@pytest.mark.parametrize(
+    ("tokens", "pairs"),
+    [([[0, 0, 0]] * 2, 0), ([[0, 3, 0], [3, 3, 0]], 1), ([[0, 1, 2, 3]], 6), ([[0], [1], [2]], 0)],
+)
+def test_a_pair_is_two_different_codes_of_one_image(tokens, pairs):
+    assert cooccurrence(torch.tensor(tokens), 4).pairs == pairs
 
 
 def test_pairs_at_the_paper_s_size_take_one_bit_each():

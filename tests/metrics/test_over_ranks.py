@@ -1,15 +1,14 @@
 """Two processes with a share of the images each give what one process gives with all of them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cheap_inception import FEATURES, CheapInception
+from cheap_inception import FEATURES, CheapInception, expect_cheap_networks
 from process_groups import on_processes
+from torch import Tensor
 
 from lgq.distributed import rank, world_size
-from lgq.metrics import quality
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.codebook_study import CodeAtlas
 from lgq.metrics.features import FeatureSample, FeatureSet
@@ -23,87 +22,50 @@ from lgq.metrics.reconstruction import ReconstructionQuality
 IMAGES, CODES, SIDE, GRID = 23, 150, 16, (4, 4)
 # Shares of different sizes; neither has the first patches of all codes.
 SHARES = [torch.arange(0, IMAGES, 3), torch.tensor([i for i in range(IMAGES) if i % 3])]
+EXACT = ("usage", "geometry", "atlas", "sample")
+TO_ROUNDING = ("statistics", "feature set", "score", "pixels", "quality")
 
 
-class Data:
-    """Images, reconstructions, tokens and features of some images of the data set."""
-
-    def __init__(self, numbers: torch.Tensor):
-        generator = torch.Generator().manual_seed(5)
-        self.numbers = numbers
-        self.features = torch.randn(IMAGES, FEATURES, generator=generator)[numbers]
-        self.tokens = torch.randint(0, CODES, (IMAGES, *GRID), generator=generator)[numbers]
-        self.images = torch.rand(IMAGES, 3, SIDE, SIDE, generator=generator)[numbers] * 2 - 1
-        self.reconstructions = (self.images + 0.1).clamp(-1, 1)
-
-
-def code_usage(data: Data) -> Any:
-    usage = CodeUsage.empty(CODES)
-    usage.update(data.tokens)
-    return usage.over_ranks().counts
-
-
-def geometry(data: Data) -> Any:
-    result = CodeGeometry.empty(CODES, grid=GRID)
-    result.update(data.tokens)
-    return result.over_ranks().summary()
-
-
-def atlas(data: Data) -> Any:
-    result = CodeAtlas.empty(CODES, grid=GRID, patch=SIDE // GRID[0], keep=2)
-    result.update(data.images, data.tokens, data.numbers)
-    merged = result.over_ranks()
-    return [merged.places, merged.patches]
-
-
-def sample(data: Data) -> Any:
-    result = FeatureSample.empty(9, dim=FEATURES)
-    result.update(data.features, data.numbers)
-    return result.over_ranks().features
-
-
-def statistics(data: Data) -> Any:
-    result = FeatureStatistics.empty(FEATURES)
-    result.update(data.features)
-    gaussian = result.over_ranks().gaussian()
-    return [gaussian.mean, gaussian.covariance, gaussian.count]
-
-
-def feature_set(data: Data) -> Any:
-    result, shifted = FeatureSet.empty(FEATURES, sample=9), FeatureSet.empty(FEATURES, sample=9)
-    result.update(data.features, data.numbers)
-    shifted.update(data.features + 1, data.numbers)
-    return result.over_ranks().compare(shifted.over_ranks())
-
-
-def inception_score(data: Data) -> Any:
-    result = InceptionScore.empty(FEATURES, splits=4)
-    result.update(data.features, data.numbers % 4)
-    return result.over_ranks().compute()
-
-
-def pixels(data: Data) -> Any:
-    result = ReconstructionQuality()
-    result.update(data.images, data.reconstructions)
-    return result.over_ranks().summary()
-
-
-def tokenizer_quality(data: Data) -> Any:
+def measure(n: Tensor) -> dict[str, Any]:
+    """Every accumulator on the images of these numbers, then over all processes."""
+    generator = torch.Generator().manual_seed(5)
+    features = torch.randn(IMAGES, FEATURES, generator=generator)[n]
+    tokens = torch.randint(0, CODES, (IMAGES, *GRID), generator=generator)[n]
+    images = torch.rand(IMAGES, 3, SIDE, SIDE, generator=generator)[n] * 2 - 1
+    outputs = (images + 0.1).clamp(-1, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quality, "FEATURES", FEATURES)
-        networks = MetricNetworks(None, CheapInception())
-        result = TokenizerQuality.empty(networks, CODES, images=IMAGES, feature_images=torch.arange(12))
-        result.update(data.images, data.reconstructions, data.tokens, data.numbers)
-        return result.over_ranks().metrics()
-
-
-EXACT = (code_usage, geometry, atlas, sample)
-TO_ROUNDING = (statistics, feature_set, inception_score, pixels, tokenizer_quality)
-
-
-def measure(numbers: torch.Tensor) -> dict[str, Any]:
-    values = {metric.__name__: metric(Data(numbers)) for metric in (*EXACT, *TO_ROUNDING)}
-    return values | {"world_size": world_size()}
+        expect_cheap_networks(patch)
+        quality = TokenizerQuality.empty(
+            MetricNetworks(None, CheapInception()), CODES, images=IMAGES, feature_images=torch.arange(12)
+        )
+    accumulators: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
+        "usage": (CodeUsage.empty(CODES), (tokens,)),
+        "geometry": (CodeGeometry.empty(CODES, grid=GRID), (tokens,)),
+        "atlas": (CodeAtlas.empty(CODES, grid=GRID, patch=4, keep=2), (images, tokens, n)),
+        "sample": (FeatureSample.empty(9, dim=FEATURES), (features, n)),
+        "statistics": (FeatureStatistics.empty(FEATURES), (features,)),
+        "feature set": (FeatureSet.empty(FEATURES, sample=9), (features, n)),
+        "score": (InceptionScore.empty(FEATURES, splits=4), (features, n % 4)),
+        "pixels": (ReconstructionQuality(), (images, outputs)),
+        "quality": (quality, (images, outputs, tokens, n)),
+    }
+    for accumulator, batch in accumulators.values():
+        accumulator.update(*batch)
+    total = {name: accumulator.over_ranks() for name, (accumulator, _) in accumulators.items()}
+    reference = FeatureSet.empty(FEATURES)
+    reference.update(torch.randn(9, FEATURES, generator=generator), torch.arange(9))
+    return {
+        "world_size": world_size(),
+        "usage": total["usage"].counts,
+        "geometry": total["geometry"].summary(),
+        "atlas": [total["atlas"].places, total["atlas"].patches],
+        "sample": total["sample"].features,
+        "statistics": list(vars(total["statistics"].gaussian()).values()),
+        "feature set": total["feature set"].compare(reference),
+        "score": total["score"].compute(),
+        "pixels": total["pixels"].summary(),
+        "quality": total["quality"].metrics(),
+    }
 
 
 def measure_share() -> dict[str, Any]:
@@ -111,24 +73,16 @@ def measure_share() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = on_processes(2, tmp_path_factory.mktemp("ranks"), measure_share)
-    assert [result["world_size"] for result in results] == [2, 2]
-    return results
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Those of one process, and of each of two."""
+    both = on_processes(2, tmp_path_factory.mktemp("ranks"), measure_share)
+    return [measure(torch.arange(IMAGES)), *both]
 
 
-@pytest.fixture(scope="module")
-def whole() -> dict[str, Any]:
-    return measure(torch.arange(IMAGES))
-
-
-@pytest.mark.parametrize("metric", EXACT)
-def test_counts_and_choices_are_equal_in_every_bit(ranks, whole, metric: Callable[[Data], Any]):
-    for result in ranks:
-        torch.testing.assert_close(result[metric.__name__], whole[metric.__name__], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("metric", TO_ROUNDING)
-def test_sums_are_equal_to_rounding(ranks, whole, metric: Callable[[Data], Any]):
-    for result in ranks:
-        torch.testing.assert_close(result[metric.__name__], whole[metric.__name__], rtol=1e-6, atol=1e-12)
+@pytest.mark.parametrize("metric", [*EXACT, *TO_ROUNDING])
+def test_counts_and_choices_are_equal_in_every_bit_and_sums_to_rounding(results, metric):
+    tolerance = {"rtol": 0, "atol": 0} if metric in EXACT else {"rtol": 1e-6, "atol": 1e-12}
+    whole, *both = results
+    assert [result["world_size"] for result in both] == [2, 2]
+    for result in both:
+        torch.testing.assert_close(result[metric], whole[metric], **tolerance)
