@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -11,7 +11,6 @@ from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample
 from lgq.models.sampling import Sampling
-from lgq.progress import Progress
 from lgq.random import SAMPLING_BATCH
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
@@ -35,15 +34,6 @@ class _Draws:
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
     sampling: SamplingOptions = field(default_factory=Sampling)
 
-    def _options(self, on_progress: Progress) -> dict[str, Any]:
-        return {
-            "sampling": self.sampling,
-            "seed": self.seed,
-            "batch_size": self.batch_size,
-            "weights": self.weights,
-            "on_progress": on_progress,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sample(_Draws):
@@ -63,8 +53,7 @@ class Sample(_Draws):
 
     def run(self) -> int:
         with progress_of("drawing") as report:
-            chosen: dict[str, Any] = {"classes": self.classes, "count": self.count, "images": self.images}
-            drawn = sample(self.generator, self.out, **chosen, **self._options(report))
+            drawn = sample(**vars(self), on_progress=report)
         classes = f"{drawn.classes:,} class{'es' * (drawn.classes > 1)}"
         say(f"{drawn.images:,} images of {classes}: {self.out}")
         return 0
@@ -91,8 +80,6 @@ class Inpaint(_Draws):
 
     def run(self) -> int:
         with progress_of("drawing") as report:
-            chosen: dict[str, Any] = {"mask": self.mask, "box": self.box, "label": self.label}
-            chosen |= {"count": self.count} | self._options(report)
-            result = inpaint(self.generator, self.image, self.out, **chosen)
+            result = inpaint(**vars(self), on_progress=report)
         say(f"{result.mask.float().mean():.0%} of the image redrawn, {self.count:,} times: {self.out}")
         return 0

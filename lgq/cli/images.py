@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -11,7 +11,6 @@ from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
 from lgq.data.shard_writer import shard
-from lgq.errors import LGQError
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode
 from lgq.inference.encode import EncodingCost, encode, estimate_encoding
@@ -39,14 +38,8 @@ class Shard:
     """Processes that read and check images ahead; 0 does it in the main process."""
 
     def run(self) -> int:
-        options: dict[str, Any] = {
-            "shard_size": self.shard_size,
-            "shard_bytes": self.shard_bytes,
-            "seed": self.seed,
-            "workers": self.workers,
-        }
         with progress_of("sharding") as report:
-            index = shard(self.data, self.out, **options, on_progress=report)
+            index = shard(**vars(self), on_progress=report)
         broken = f", {len(index.broken):,} left out (listed in index.json)" if index.broken else ""
         shards = f"{len(index.shards):,} shard{'s' * (len(index.shards) > 1)}"
         say(f"{index.images:,} images in {shards}{broken}: {self.out / index.pattern}")
@@ -64,15 +57,11 @@ class Reconstruct:
     out: Path
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
-        if not self.images:
-            raise LGQError("reconstruct needs at least one image: lgq reconstruct RUN IMAGE... --out DIR")
         with progress_of("reconstructing") as report:
-            done = reconstruct(
-                self.tokenizer, self.images, self.out, weights=self.weights, on_progress=report
-            )
+            done = reconstruct(**vars(self), on_progress=report)
         show(_table(done, self.out))
         return 0
 
@@ -98,23 +87,16 @@ class Encode:
     workers: int = 0
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
     dry_run: bool = False
     """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
     def run(self) -> int:
-        options: dict[str, Any] = {
-            "image_size": self.image_size,
-            "batch_size": self.batch_size,
-            "shard_size": self.shard_size,
-            "flips": self.flips,
-            "workers": self.workers,
-            "weights": self.weights,
-        }
+        options = {name: value for name, value in vars(self).items() if name not in ("out", "dry_run")}
         if self.dry_run:
-            return _show_cost(estimate_encoding(self.tokenizer, self.data, **options))
+            return _show_cost(estimate_encoding(**options))
         with progress_of("encoding") as report:
-            tokens = encode(self.tokenizer, self.data, self.out, **options, on_progress=report)
+            tokens = encode(**options, out=self.out, on_progress=report)
         broken = f", {len(tokens.broken):,} could not be read" if tokens.broken else ""
         grid = " x ".join(map(str, tokens.encoding.token_shape))
         say(f"{len(tokens):,} images of {grid} tokens{broken}: {self.out}")
@@ -134,12 +116,11 @@ class Decode:
     batch_size: int = 32
     """Images per batch."""
     weights: WeightsChoice = "best"
-    """Weights of a run to load: those of its best validation, or of its last checkpoint."""
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
-        options: dict[str, Any] = {"batch_size": self.batch_size, "weights": self.weights}
         with progress_of("decoding") as report:
-            count = decode(self.tokenizer, self.tokens, self.out, **options, on_progress=report)
+            count = decode(**vars(self), on_progress=report)
         say(f"{count:,} images: {self.out}")
         return 0
 

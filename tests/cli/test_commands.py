@@ -163,7 +163,7 @@ def test_mistakes_are_named_in_one_line(run, photos, tmp_path, capsys):
         ("give --image-size", "encode", run / "best", "--data", photos, "--out", new),
         ("multiple of f = 2", "encode", run, "--data", photos, "--out", new, "--image-size", 15),
         ("none of 1 images can be read", "reconstruct", run, photos / "gone.png", "--out", new),
-        ("at least one image", "reconstruct", run, "--out", new),
+        ("images must be at least 1", "reconstruct", run, "--out", new),
         ("empty", "decode", run, empty, "--out", new),
     ):  # fmt: skip
         assert words in mistake(capsys, *arguments)
