@@ -138,8 +138,9 @@ class Batch(NamedTuple):
     indices: Int[Tensor, " b"]
     """Numbers of the images in their data set."""
     names: list[str]
-    position: int
-    """Number of images taken over all ranks, including this batch: where `stream` continues after it."""
+    position: Any
+    """Where `stream` continues after this batch: the number of images taken over all ranks, including this
+    batch, or the places of the readers of a `StreamLoader`."""
 
 
 class ImageLoader:
@@ -196,13 +197,15 @@ class ImageLoader:
         return DataError(f"none of {len(self.broken):,} images can be read in {example}.")
 
 
-class _Loaded(NamedTuple):
+class Loaded(NamedTuple):
     """Result of a worker."""
 
     batch: Batch | None
     """None where no image could be read."""
     broken: list[tuple[str, str]]
     """Name and reason of each broken image."""
+    error: str | None = None
+    """Error as a value, since an exception would bring the traceback of its process."""
 
 
 @dataclass(frozen=True)
@@ -215,13 +218,13 @@ class RenderedImage:
     name: str
 
 
-class _Reader(Dataset[_Loaded]):
+class _Reader(Dataset[Loaded]):
     """Turns a plan into a batch, in whichever process."""
 
     def __init__(self, dataset: ImageDataset, settings: LoaderSettings, *, training: bool):
         self.dataset, self.settings, self.training = dataset, settings, training
 
-    def __getitem__(self, plan: BatchPlan) -> _Loaded:
+    def __getitem__(self, plan: BatchPlan) -> Loaded:
         broken: list[tuple[str, str]] = []
         images = []
         for epoch, index in zip(plan.epochs, plan.indices, strict=True):
@@ -229,8 +232,8 @@ class _Reader(Dataset[_Loaded]):
             if image is not None:
                 images.append(image)
             elif self.training:  # which has tried every image
-                return _Loaded(None, broken)
-        return _Loaded(stack(images, plan.position) if images else None, broken)
+                return Loaded(None, broken)
+        return Loaded(stack(images, plan.position) if images else None, broken)
 
     def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> RenderedImage | None:
         seed, length = self.settings.seed, len(self.dataset)
@@ -268,7 +271,7 @@ def rendered(
     return RenderedImage(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
 
 
-def stack(images: list[RenderedImage], position: int) -> Batch:
+def stack(images: list[RenderedImage], position: Any) -> Batch:
     return Batch(
         images=torch.stack([image.image for image in images]),
         labels=torch.tensor([image.label for image in images]),

@@ -1,18 +1,15 @@
-"""Batches of a stream (`lgq.data.stream`): order and content belong to the seed and the readers' places.
-
-b = images, s = side.
-"""
+"""Batches of a stream (`lgq.data.stream`): order and content belong to the seed and the readers' places."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from jaxtyping import Float, Int
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset
 from lgq.data.loader import (
+    Batch,
     ImageLoader,
+    Loaded,
     LoaderSettings,
     RenderedImage,
     in_processes,
@@ -26,20 +23,6 @@ from lgq.errors import LGQError
 
 Places = list[list[int]]
 """A `Place` per reader, first the one whose turn is next; as lists, the form that a checkpoint stores."""
-
-
-class StreamBatch(NamedTuple):
-    """Images of one rank, with where they come from."""
-
-    images: Float[Tensor, "b 3 s s"]
-    """Pixels in [-1, 1]."""
-    labels: Int[Tensor, " b"]
-    """Class numbers, -1 where an image has none."""
-    indices: Int[Tensor, " b"]
-    """Numbers of the images in their stream: the same in every epoch."""
-    names: list[str]
-    position: Places
-    """Where the readers of this rank continue after this batch."""
 
 
 class StreamLoader:
@@ -64,7 +47,7 @@ class StreamLoader:
         shards, buffer = len(self.dataset.commands), self.dataset.buffer
         return {"source": repr(self.dataset), "shards": shards, "readers": self.readers, "buffer": buffer}
 
-    def stream(self, start: Places | int = 0) -> Iterator[StreamBatch]:
+    def stream(self, start: Places | int = 0) -> Iterator[Batch]:
         """Yield endless, shuffled, augmented batches from `start`: 0, or the positions of all ranks."""
         first = self.settings.rank * self.local_readers
         mine = range(first, first + self.local_readers)
@@ -77,7 +60,7 @@ class StreamLoader:
             )
         return self._stream(places)
 
-    def _stream(self, places: list[Place]) -> Iterator[StreamBatch]:
+    def _stream(self, places: list[Place]) -> Iterator[Batch]:
         reader = _Reader(self.dataset, self.settings, places, self.readers)
         for loaded in in_processes(reader, self.settings):
             note_broken(self.broken, loaded.broken, self.dataset)
@@ -95,31 +78,23 @@ def training_loader(dataset: ImageDataset, settings: LoaderSettings) -> ImageLoa
     return ImageLoader(dataset, settings)
 
 
-class _Loaded(NamedTuple):
-    """Result of a worker; an error as a value, since an exception would bring its traceback."""
-
-    batch: StreamBatch | None
-    broken: list[tuple[str, str]]
-    error: str | None = None
-
-
-class _Reader(IterableDataset[_Loaded]):
+class _Reader(IterableDataset[Loaded]):
     """One reader in each process that iterates it."""
 
     def __init__(self, dataset: PipeDataset, settings: LoaderSettings, places: list[Place], readers: int):
         self.dataset, self.settings, self.places, self.readers = dataset, settings, places, readers
 
-    def __iter__(self) -> Iterator[_Loaded]:
+    def __iter__(self) -> Iterator[Loaded]:
         worker = get_worker_info()
         broken: list[tuple[str, str]] = []
         try:
             for batch in self._batches(self.places[worker.id if worker else 0], broken):
-                yield _Loaded(batch, list(broken))
+                yield Loaded(batch, list(broken))
                 broken.clear()
         except DataError as error:
-            yield _Loaded(None, list(broken), str(error))
+            yield Loaded(None, list(broken), str(error))
 
-    def _batches(self, start: Place, broken: list[tuple[str, str]]) -> Iterator[StreamBatch]:
+    def _batches(self, start: Place, broken: list[tuple[str, str]]) -> Iterator[Batch]:
         images: list[RenderedImage] = []
         readable_epoch = start.epoch
         for streamed in endless_images(self.dataset, start, seed=self.settings.seed, readers=self.readers):
@@ -132,7 +107,7 @@ class _Reader(IterableDataset[_Loaded]):
                 readable_epoch = streamed.epoch
                 images.append(image)
             if len(images) == self.settings.batch_size:
-                yield StreamBatch(*stack(images, 0)[:-1], [list(streamed.place)])
+                yield stack(images, [list(streamed.place)])
                 images = []
 
     def _render(self, streamed: StreamedImage, broken: list[tuple[str, str]]) -> RenderedImage | None:

@@ -18,7 +18,7 @@ from lgq.config import to_json
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamLoader, open_dataset
 from lgq.data.loader import evenly_spread
 from lgq.data.stream import require_random_access
-from lgq.data.stream_loader import StreamBatch, training_loader
+from lgq.data.stream_loader import training_loader
 from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.features import FeatureSet
@@ -132,7 +132,7 @@ class TokenizerTrainer(Trainer):
 
     def _next_images(self) -> Float[Tensor, "b 3 s s"]:
         batch = self._next_batch()
-        if isinstance(batch, StreamBatch):
+        if isinstance(self._loader, StreamLoader):
             # The first rank writes the checkpoint, with the positions of all ranks.
             self._position = stack_over_ranks(torch.tensor(batch.position)).flatten(0, 1).tolist()
         return self._to_device(batch.images)
