@@ -190,7 +190,7 @@ def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
 def _origin(
     source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what the record says about where the model comes from; `command` gives the same record."""
+    """Return the fields of a record that say where the model comes from, and the command of this call."""
     if isinstance(source, Tokenizer | MaskGIT):
         fields: dict[str, Any] = {"command": None, "run": None, "weights": None, "seed": None}
         return fields | {"environment": describe_environment(None)}
@@ -211,9 +211,9 @@ def _kind_of(source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice) -
 
 
 def _require_options_of(kind: ModelKind, source: object, given: dict[str, Any]) -> None:
-    others = _GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS
+    foreign = _GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS
     for name in given:
-        if name.split(".")[0] in others:
+        if name.split(".")[0] in foreign:
             shown = source if isinstance(source, str | Path) else "the model"
             raise LGQError(f"{shown} is a {kind}, to which {name} does not apply: leave it out.")
 

@@ -82,7 +82,9 @@ def test_geometry_adds_its_numbers_and_pictures(tokenizer, tmp_path, capsys):
 
 
 @pytest.mark.skipif(
-    any(each.state != "here" for each in weights.status() if each.name in ("lpips-vgg16", "inception-fid")),
+    any(
+        entry.state != "here" for entry in weights.status() if entry.name in ("lpips-vgg16", "inception-fid")
+    ),
     reason="needs weights of other networks: lgq weights fetch",
 )
 def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):

@@ -47,8 +47,8 @@ def plainly(tokens: TokenDataset) -> dict[str, float]:
         whole = grid.flatten()
         mask = fixed_masks(torch.tensor([number]), 4)[0]
         seen = torch.where(mask, CODES, whole)
-        everywhere = torch.ones(1, 4, dtype=torch.bool)
-        logits = network(seen[None], torch.tensor([2 if label is None else label]), everywhere)
+        everything = torch.ones(1, 4, dtype=torch.bool)
+        logits = network(seen[None], torch.tensor([2 if label is None else label]), everything)
         for place in mask.nonzero().flatten().tolist():
             chances = logits[place].double().exp() / logits[place].double().exp().sum()
             nlls.append(-math.log(chances[whole[place]]))

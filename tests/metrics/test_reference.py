@@ -44,7 +44,7 @@ def find(dataset=None, image_size: int = 64, convention: FeatureConvention = CON
     return CachedFeatures.find(dataset or Files(b"a", b"b"), image_size, convention)
 
 
-def test_content_is_known_wherever_it_lies():
+def test_the_hash_does_not_depend_on_names():
     assert content_sha256(Files(b"a", b"b")) == content_sha256(Files(b"a", b"b", prefix="elsewhere/"))
 
 
@@ -52,7 +52,7 @@ def test_content_is_known_wherever_it_lies():
     "other",
     [(b"b", b"a"), (b"a",), (b"a", b"b", b"b"), (b"ab", b""), (b"a", b"B"), (b"a", None), (None, b"b")],
 )
-def test_other_content_is_other(other):
+def test_different_files_have_different_hashes(other):
     assert content_sha256(Files(*other)) != content_sha256(Files(b"a", b"b"))
 
 
@@ -61,15 +61,15 @@ def test_an_unreadable_file_holds_a_place():
     assert content_sha256(Files(b"a", None)) != content_sha256(Files(b"a"))
 
 
-def test_kept_features_are_found(features, cache):
+def test_saved_features_are_found_again(features, cache):
     assert find().features is None
     find().save(features)
-    found = find(Files(b"a", b"b", prefix="elsewhere/")).features
-    assert torch.equal(found.sample.features, features.sample.features)
+    cached = find(Files(b"a", b"b", prefix="elsewhere/")).features
+    assert torch.equal(cached.sample.features, features.sample.features)
     assert [path.parent for path in cache.rglob("*.features")] == [cache / "references"]
 
 
-def test_what_decides_the_features_decides_where_they_are(features):
+def test_different_images_sizes_and_networks_have_different_features(features):
     find().save(features)
     assert find(Files(b"a", b"c")).features is None
     assert find(image_size=32).features is None
@@ -77,7 +77,7 @@ def test_what_decides_the_features_decides_where_they_are(features):
         assert find(convention=replace(CONVENTION, **{field: "other"})).features is None
 
 
-def test_damaged_features_are_none_and_can_be_replaced(features, caplog):
+def test_damaged_features_are_ignored_and_can_be_replaced(features, caplog):
     find().save(features)
     find().path.write_bytes(b"damaged")
     assert find().features is None
