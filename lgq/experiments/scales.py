@@ -117,7 +117,7 @@ def _smoke() -> Scale:
         ablation=TokenizerTask(run=tokenizer),
         search=TokenizerTask(run=tokenizer, metric_networks=False),
         searched_rates=(3e-4,),
-        searched_l1=(1.0, 10.0),
+        searched_l1=(1.0,),
         generator=named_generator("smoke"),
         sizes=(32, 64),
         matched_sizes=(32, 64),
