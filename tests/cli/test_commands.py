@@ -86,11 +86,6 @@ def test_the_same_command_continues_a_run(tmp_path, capsys):
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
-def test_a_run_ends_when_its_time_is_up(tmp_path, capsys):
-    train(tmp_path / "run", "--minutes", "1e-9")
-    assert "the time is up after step 0" in capsys.readouterr().err
-
-
 def test_a_run_stopped_by_a_signal_ends_in_code_75_and_the_rest_follows(tmp_path):
     command = [sys.executable, "-m", "lgq.cli", "train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
     command += ["--out", str(tmp_path / "run"), "--steps", "1000000"]
@@ -124,11 +119,6 @@ def test_what_is_encoded_is_what_is_decoded(run, photos, tmp_path, capsys):
     assert sorted(path.name for path in images.glob("*.png")) == ["0.png", "1.png", "2.png"]
     assert size(images / "0.png") == (16, 16)
     assert "3 images of 8 x 8 tokens" in capsys.readouterr().err
-
-
-def test_the_image_size_of_an_encoding_can_be_chosen(run, photos, tmp_path):
-    lgq("encode", run / "last", "--data", photos, "--out", tmp_path, "--image-size", "20")
-    assert TokenDataset(tmp_path).encoding.grid == (10, 10)
 
 
 def test_last_and_best_weights_can_be_chosen(run, photos, tmp_path):
@@ -176,14 +166,6 @@ def test_other_settings_do_not_continue_a_run(run, capsys):
     line = mistake(capsys, *again, "--val-data", "sample:held-out", "--learning-rate", 1)
     assert "learning_rate (was 0.0003, now 1.0)" in line
     assert (run / "config.json").read_bytes() == before
-
-
-def test_tokens_of_another_tokenizer_are_refused(run, photos, tmp_path, capsys):
-    train(tmp_path / "other", "--seed", "1")
-    lgq("encode", run, "--data", photos, "--out", tmp_path / "tokens")
-    line = mistake(capsys, "decode", tmp_path / "other", tmp_path / "tokens", "--out", tmp_path / "images")
-    assert "holds tokens of tokenizer" in line
-    assert not (tmp_path / "images").exists()
 
 
 def test_a_place_where_nothing_can_be_written_is_named(run, photos, tmp_path, capsys):

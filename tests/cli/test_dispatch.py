@@ -198,10 +198,3 @@ def test_an_output_that_is_closed_early_is_no_error(tmp_path):
         ["bash", "-c", command], capture_output=True, text=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_word_that_is_far_too_long_is_one_line(capsys):
-    assert (
-        len(mistake(capsys, "train", "pocket-lgq", "--data", "d", "--" + "a." * 5_000, "--out", "o"))
-        < 100_000
-    )

@@ -84,20 +84,6 @@ def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
         assert (out / name).read_bytes() == to_png(image)
 
 
-def test_images_in_all_are_those_that_an_evaluation_draws(generator, tmp_path):
-    lgq("sample", generator, "--out", tmp_path / "files", "--images", 23, "--steps", 2, "--seed", 5,
-        "--batch-size", 8)  # fmt: skip
-    maskgit, numbers = MaskGIT.from_pretrained(generator), torch.arange(23)
-    drawn = [
-        maskgit.generate(each % 20, Sampling(steps=2), seed=batch_seed(5, int(each[0])))
-        for each in numbers.split(8)
-    ]
-    for number, image in zip(numbers.tolist(), torch.cat(drawn), strict=True):
-        file = tmp_path / "files" / f"class-{number % 20:04d}-{number // 20:05d}.png"
-        assert file.read_bytes() == to_png(image)
-    assert len(list((tmp_path / "files").glob("*.png"))) == 23
-
-
 def test_a_command_that_was_stopped_goes_on_with_the_batches_that_miss_a_file(generator, tmp_path, capsys):
     command = ["sample", generator, "--images", 10, "--steps", 2, "--batch-size", 4]
     lgq(*command, "--out", tmp_path / "whole")
@@ -140,21 +126,6 @@ def test_without_classes_some_that_spread_over_all_are_drawn(known, shown, tmp_p
     lgq("sample", tmp_path / "generator", "--out", tmp_path / "files", "--count", 1, "--steps", 1)
     found = sorted(path.name for path in (tmp_path / "files").glob("*.png"))
     assert found == [f"class-{number:04d}-00000.png" for number in shown]
-
-
-def test_the_best_and_the_last_weights_of_a_run_can_be_drawn_from(tmp_path):
-    run = tmp_path / "run"
-    for seed, which in enumerate(("best", "last")):
-        build(2, seed).save_pretrained(run / which)
-    (run / "environment.json").write_text("{}")
-    (run / "config.json").write_text(json.dumps({"kind": "generator", "image_size": SIDE, "transformer": {}}))
-    for which in ("best", "last"):
-        for source, options in ((run, ["--weights", which]), (run / which, [])):
-            lgq("sample", source, "--out", tmp_path / f"{source.name}-{which}", "--steps", 1, *options)
-        image = "class-0001-00007.png"
-        drawn = (tmp_path / f"run-{which}" / image).read_bytes()
-        assert drawn == (tmp_path / f"{which}-{which}" / image).read_bytes()
-    assert drawn != (tmp_path / "run-best" / image).read_bytes()
 
 
 def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo, tmp_path, capsys):

@@ -190,53 +190,26 @@ def plain_evaluation(made: Namespace, judges: MetricNetworks) -> generation.Gene
 
 def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, capsys):
     out = tmp_path / "out"
-    command = ["evaluate", made.generator, "--data", made.photos, *DRAWN, "--out", out]
-    lgq(*command)
-    printed = capsys.readouterr()
-    (record,) = read_results(out / "results.jsonl")
-    expected = plain_evaluation(made, judges)
-    assert record["metrics"] == pytest.approx(expected.metrics, rel=1e-6)
-    assert record["metrics"].keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
-    assert [one["seed"] for one in record["seeds"]] == [0, 1]
-    assert record["std"].keys() == record["metrics"].keys()
-    assert "24 images with each of 2 seeds" in printed.out
-    assert f"{record['metrics']['gfid']:.2f} ± {record['std']['gfid']:.2f}" in printed.out
-    with Image.open(out / "samples.png") as picture:
-        assert picture.width > 8 * SIDE
-    assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
-
-
-def test_a_record_tells_all_that_the_numbers_rest_on(made, tmp_path):
-    out = tmp_path / "out"
     command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1]
-    command += ["--sampling.steps", 2, "--sampling.guidance", 1.5, "--batch-size", 5, "--workers", 0]
-    command += ["--weights", "last", "--out", out]
+    command += ["--sampling.steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
     lgq(*command)
+    printed = capsys.readouterr().out
     (record,) = read_results(out / "results.jsonl")
-    assert record["kind"] == "generator"
-    assert record["command"] == ["lgq", *map(str, command)]
-    assert (record["run"], record["weights"]) == (str(made.generator), str(made.generator / "last"))
+    assert record["metrics"] == pytest.approx(plain_evaluation(made, judges).metrics, rel=1e-6)
+    assert record["metrics"].keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
+    assert "24 images with each of 2 seeds" in printed
+    assert f"{record['metrics']['gfid']:.2f} ± {record['std']['gfid']:.2f}" in printed
+    assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
+    assert (record["kind"], record["command"]) == ("generator", ["lgq", *map(str, command)])
+    assert (record["run"], record["weights"]) == (str(made.generator), str(made.generator / "best"))
     assert record["config"]["transformer"]["width"] == 16
     assert record["fingerprint"] == Tokenizer.from_pretrained(made.tokenizer).fingerprint()
     assert (record["image_size"], record["images"], record["batch_size"]) == (SIDE, 24, 5)
     assert record["classes"] == {"number": 2, "fewest": 12, "most": 12}
-    assert (record["sampling"]["steps"], record["sampling"]["guidance"]) == (2, 1.5)
     assert record["environment"].keys() >= {"python", "torch"}
     assert (record["fid"]["weights"], record["fid"]["reference_images"]) == ("cheap", 12)
     assert str(made.photos) in record["fid"]["reference"]
-    assert len(record["fid"]["reference_sha256"]) == 64
     assert record["inception_score"]["splits"] == "10, consecutive"
-    assert "likelihood" not in record
-
-
-def test_records_gather_beside_the_generator_and_the_same_command_finds_the_same(made, tmp_path):
-    mine = tmp_path / "mine"
-    shutil.copytree(made.generator / "best", mine)
-    for _ in range(2):
-        lgq("evaluate", mine, "--data", made.photos, *DRAWN)
-    first, second = read_results(mine / "evaluation" / "results.jsonl")
-    assert first["seeds"] == second["seeds"]
-    assert first["config"] == MaskGIT.from_pretrained(mine).settings
 
 
 def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tmp_path, capsys):
@@ -269,15 +242,6 @@ def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, caps
     assert not (tmp_path / "samples.png").exists()
 
 
-def test_a_likelihood_may_be_of_some_images_alone(made, tmp_path):
-    lgq("evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--images", 5)
-    (record,) = read_results(tmp_path / "results.jsonl")
-    val, maskgit = TokenDataset(made.val), MaskGIT.from_pretrained(made.generator / "best")
-    batches = TokenLoader(val, TokenLoaderSettings()).one_pass(5)
-    values = {"data": repr(val), "images": 5} | measure_likelihood(maskgit.transformer, batches, CPU)
-    assert record["likelihood"] == values | token_entropies(val)
-
-
 def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatch):
     unlabelled = {"codebook_size": CODES, "fingerprint": build().fingerprint()}
     tokens = write_tokens(tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), **unlabelled)
@@ -292,14 +256,6 @@ def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatc
     capsys.readouterr()
     monkeypatch.delattr(evaluation, "evaluate_likelihood")  # it would be work for nothing
     assert "it has no classes, and" in mistake(capsys, *command)
-
-
-def test_tokens_may_lack_the_last_classes_of_a_generator(made, tmp_path):
-    cats = encode(made.tokenizer, put_photos(tmp_path / "cats", 3, ("cat",)), tmp_path / "tokens")
-    train(made, tmp_path / "run", "--val-tokens", cats)
-    lgq("evaluate", tmp_path / "run", "--tokens", cats, "--train-tokens", made.train)
-    (record,) = read_results(tmp_path / "run" / "evaluation" / "results.jsonl")
-    assert record["likelihood"]["nll"] > 0 < record["likelihood"]["class_cross_entropy"]
 
 
 @pytest.fixture(scope="module")
@@ -424,12 +380,3 @@ def test_of_several_processes_the_first_one_draws_a_picture(made, tmp_path, monk
             "--count", 1, "--out", tmp_path / "strip.png")  # fmt: skip
         names = {path.name for path in tmp_path.iterdir()}
         assert names == (set() if rank else {"samples.png", "strip.png"})
-
-
-def test_a_class_that_no_tensor_can_hold_is_refused_like_any_other(made, tmp_path, capsys):
-    photo, out, huge = made.photos / "cat" / "0.png", tmp_path / "out.png", 10**20
-    for command in (
-        ["sample", made.generator, "--classes", huge],
-        ["inpaint", made.generator, photo, "--box", 0, 0, 4, 4, "--label", huge],
-    ):
-        assert f"class {huge} is not among 0..1" in mistake(capsys, *command, "--out", out)
