@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lgq.data.folder import FolderDataset
-from lgq.data.images import BrokenImage, DataError, decode
+from lgq.data.images import BrokenImage, DataError
 
 
 def put(path, colour="red", kind=None):
@@ -33,13 +33,6 @@ def test_first_level_directories_are_classes_in_sorted_order(tmp_path):
         ("stray.png", None),
         ("zebra/1.png", 2),
     ]
-
-
-def test_items_are_the_files_as_stored(tmp_path):
-    path = put(tmp_path / "a.png", "lime")
-    data, _, name = FolderDataset(tmp_path)[0]
-    assert data == path.read_bytes()
-    assert (decode(data, name)[0, 0] == [0, 255, 0]).all()
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "JPG", "jpeg", "png", "webp", "gif", "bmp", "tif", "TIFF"])
@@ -102,19 +95,12 @@ def test_a_wrong_path_is_one_clear_error(tmp_path):
         FolderDataset(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"a\.png is a file"):
         FolderDataset(put(tmp_path / "a.png"))
-
-
-def test_an_empty_folder_is_one_clear_error(tmp_path):
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat/readme.txt").write_text("no image")
     with pytest.raises(DataError, match=r"hold no image \(\.jpg"):
-        FolderDataset(tmp_path)
-
-
-def test_a_folder_of_shards_says_how_to_open_them(tmp_path):
-    (tmp_path / "train-000.tar").touch()
+        FolderDataset(tmp_path / "cat")
+    (tmp_path / "cat/train-000.tar").touch()
     with pytest.raises(DataError, match=r"did you mean .*/\*\.tar"):
-        FolderDataset(tmp_path)
+        FolderDataset(tmp_path / "cat")
 
 
 def test_a_forbidden_folder_is_one_clear_error(tmp_path, monkeypatch):

@@ -253,11 +253,6 @@ def test_an_interrupt_does_not_take_the_workers_away():
     assert_same(read, stream(dataset, batches=22))
 
 
-def test_an_empty_data_set_is_refused():
-    with pytest.raises(DataError, match="holds no image"):
-        ImageLoader(Memory(0), SMALL)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"image_size": 0}, {"batch_size": 0}, {"workers": -1}, {"world_size": 0}, {"rank": 1}, {"rank": -1}],
@@ -268,14 +263,10 @@ def test_impossible_settings_are_refused_by_name(wrong):
 
 
 def test_impossible_positions_are_refused_at_once():
+    with pytest.raises(DataError, match="holds no image"):
+        ImageLoader(Memory(0), SMALL)
     loader = ImageLoader(Memory(3), SMALL)
     with pytest.raises(ValueError, match="start"):
         loader.stream(-1)
     with pytest.raises(ValueError, match="limit"):
         loader.one_pass(0)
-
-
-def test_a_share_without_a_readable_image_may_be_empty():
-    loader = ImageLoader(Memory(6, broken=range(6)), SMALL)
-    assert list(loader.one_pass(may_be_empty=True)) == []
-    assert len(loader.broken) == 6

@@ -68,27 +68,10 @@ def test_what_cannot_be_stored_is_listed_with_the_reason(photos, tmp_path):
     assert [name for each in written["shards"] for name, _ in each["broken"]] == list(index.broken)
 
 
-def test_the_suffix_is_that_of_the_content(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.jpg").write_bytes(picture(1, "PNG"))
-    shard(FolderDataset(tmp_path / "in"), tmp_path / "out")
-    assert ShardDataset([tmp_path / "out/shard-000000.tar"])[0].name == "shard-000000.tar/a.png"
-
-
 def test_a_stream_of_the_shards_has_the_same_images(photos, tmp_path):
     shard(FolderDataset(photos), tmp_path / "out")
     path = tmp_path / "out/shard-000000.tar"
     assert list(piped_images(f"cat {path}", path.name)) == list(ShardDataset([path]))
-
-
-def test_shards_of_shards_and_of_photographs(tmp_path):
-    first = [write_shard(tmp_path / f"{name}.tar", start, 3) for name, start in (("b", 5), ("a", 1))]
-    index = shard(ShardDataset(first), tmp_path / "out", shard_size=5)
-    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
-    assert stems(found, skip=1) == stems(ShardDataset(first))
-    tiles = SampleDataset("held-out")
-    index = shard(tiles, tmp_path / "tiles")
-    assert stems(open_dataset(f"{tmp_path}/tiles/{index.pattern}"), skip=1) == stems(tiles)
 
 
 def test_a_seed_shuffles_and_none_keeps_the_order(tmp_path):
@@ -291,18 +274,6 @@ def test_names_of_classes_that_do_not_fit_the_labels_are_refused(tmp_path, text,
         ShardDataset([path])
 
 
-def test_classes_without_images_in_these_shards_keep_their_names(tmp_path):
-    path = write_shard(tmp_path / "a.tar", 0, 2)
-    (tmp_path / "classes.json").write_text('["cat", "dog", "owl"]')
-    assert ShardDataset([path]).classes == ("cat", "dog", "owl")
-
-
-def test_classes_may_be_told_with_more_than_their_names(tmp_path):
-    path = write_shard(tmp_path / "a.tar", 0, 2)
-    (tmp_path / "classes.json").write_text('[{"class": 0, "wnid": "n02121808", "name": "cat"}, {"name": ""}]')
-    assert ShardDataset([path]).classes == ("cat", "")
-
-
 def test_a_large_jpeg_that_ends_early_is_found_though_it_is_decoded_small(tmp_path):
     buffer = io.BytesIO()
     Image.effect_noise((600, 400), 60).save(buffer, "JPEG")
@@ -310,3 +281,16 @@ def test_a_large_jpeg_that_ends_early_is_found_though_it_is_decoded_small(tmp_pa
     for name, data in (("whole", buffer.getvalue()), ("cut", buffer.getvalue()[:-3_000])):
         (tmp_path / f"in/{name}.jpg").write_bytes(data)
     assert list(shard(FolderDataset(tmp_path / "in"), tmp_path / "out").broken) == ["cut.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "classes"),
+    [
+        ('["cat", "dog", "owl"]', ("cat", "dog", "owl")),
+        ('[{"class": 0, "wnid": "n02121808", "name": "cat"}, {"name": ""}]', ("cat", "")),
+    ],
+)
+def test_classes_have_names_and_may_have_no_images(tmp_path, text, classes):
+    path = write_shard(tmp_path / "a.tar", 0, 2)
+    (tmp_path / "classes.json").write_text(text)
+    assert ShardDataset([path]).classes == classes

@@ -95,13 +95,6 @@ def test_images_are_mirrored_only_where_the_data_has_these_and_the_run_wants_the
         assert torch.equal(batch.tokens[:, 0], 6 * batch.indices)
 
 
-def test_a_mirrored_image_has_the_tokens_of_its_mirror_image(ten):
-    for batch in stream(ten, batches=5):
-        for row, index in zip(batch.tokens, batch.indices.tolist(), strict=True):
-            whole = row.view(2, 3)
-            assert torch.equal(whole, ten[index].tokens) or torch.equal(whole, ten.flipped(index))
-
-
 def test_stages_lie_side_by_side_at_each_place(tmp_path):
     tokens = torch.arange(24).view(2, 2, 3, 2)
     (batch,) = TokenLoader(write_tokens(tmp_path, tokens, codebook_size=24), SMALL).one_pass()
