@@ -57,18 +57,11 @@ def test_no_tokens_give_zeros_not_nan():
     assert CodeUsage.empty(1).normalized_entropy == 1
 
 
-def test_norm_correlation_equals_numpy_s():
-    counts = torch.randint(0, 100, (40,))
-    codebook = torch.randn(40, 6)
+def test_norm_correlation_equals_numpy_s_and_is_nan_for_equal_norms():
+    counts, codebook = torch.randint(0, 100, (40,)), torch.randn(40, 6)
     expected = np.corrcoef(codebook.norm(dim=1).numpy(), np.log1p(counts.numpy()))[0, 1]
     assert CodeUsage(counts).norm_correlation(codebook) == pytest.approx(expected, abs=1e-6)
-
-
-def test_norm_correlation_is_one_where_counts_follow_norms_and_nan_where_norms_are_equal():
-    counts = torch.tensor([1, 3, 7, 15])
-    codebook = counts.double().log1p()[:, None] * torch.tensor([[0.6, 0.8]])
-    assert CodeUsage(counts).norm_correlation(codebook) == pytest.approx(1)
-    assert math.isnan(CodeUsage(counts).norm_correlation(torch.ones(4, 2)))
+    assert math.isnan(CodeUsage(counts).norm_correlation(torch.ones(40, 2)))
 
 
 def test_norms_are_summarized_for_dead_and_live_codes():
@@ -97,8 +90,6 @@ def test_many_dimensional_indices_are_counted():
 def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match=r"index 10 is outside 0\.\.9"):
         usage_of([10])
-    with pytest.raises(ValueError, match="got 3 codes and 10 counts"):
-        usage_of([1]).norm_correlation(torch.ones(3, 2))
     with pytest.raises(ValueError, match="got 3 codes and 10 counts"):
         usage_of([1]).norm_summary(torch.ones(3, 2))
     with pytest.raises(ValueError, match="codebook_size must be at least 1, got 0"):

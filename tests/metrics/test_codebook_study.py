@@ -83,14 +83,6 @@ def test_the_sample_may_hold_every_latent_in_order(photos):
     assert torch.equal(result.codebook, tokenizer.quantizer.codebook.detach())
 
 
-def test_a_smaller_sample_is_a_part_of_the_larger_one(photos):
-    large = study(photos, tokenizer_of(), latents=TOKENS).latents
-    small = study(photos, tokenizer_of(), latents=10).latents
-    rows, places = (small[:, None] == large).all(2).nonzero().unbind(1)
-    assert rows.tolist() == list(range(10))
-    assert (places.diff() > 0).all()
-
-
 def test_the_atlas_holds_the_patches_of_the_tokens(photos):
     tokenizer, images = tokenizer_of(), pixels(photos)
     result, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)

@@ -218,14 +218,6 @@ def test_too_few_images_are_a_reason(tmp_path, networks, samples, photographs, m
     assert all(f"{fewer} images are too few" in reason for reason in evaluation.absent.values())
 
 
-def test_features_of_real_images_are_computed_once(photos, networks, cache):
-    first, second = reference_of(photos, networks), reference_of(photos, networks)
-    assert networks.inception.seen == IMAGES
-    assert len(list(cache.iterdir())) == 1
-    assert (second.sha256, second.gaussian.sha256) == (first.sha256, first.gaussian.sha256)
-    assert torch.equal(second.features.sample.features, first.features.sample.features)
-
-
 def test_unreadable_real_images_are_left_out(tmp_path, networks):
     folder = put_pictures(tmp_path / "photos", IMAGES, broken=(2, 5))
     assert reference_of(folder, networks).gaussian.count == IMAGES - 2
@@ -241,14 +233,11 @@ def test_the_first_images_of_the_first_seed_are_returned(reference, networks, sa
     assert torch.equal(pictures, all_images(3, samples)[:PICTURES])
 
 
-def test_progress_counts_the_images_of_all_seeds(reference, networks, tmp_path):
+def test_progress_counts_real_images_and_the_images_of_all_seeds(photos, networks):
     counts: list[tuple[int, int]] = []
-    evaluate(reference, networks, samples=6, on_progress=lambda *count: counts.append(count))
-    assert counts == [(4, 12), (6, 12), (10, 12), (12, 12)]
-    counts.clear()
-    folder = put_pictures(tmp_path / "photos", 5)
-    reference_of(folder, networks, batch_size=3, on_progress=lambda *count: counts.append(count))
-    assert counts == [(3, 5), (5, 5)]
+    options = {"batch_size": 12, "on_progress": lambda *count: counts.append(count)}
+    evaluate(reference_of(photos, networks, **options), networks, samples=16, **options)
+    assert counts == [(12, IMAGES), (IMAGES, IMAGES), (12, 32), (16, 32), (28, 32), (32, 32)]
 
 
 def test_a_record_holds_all_that_the_metrics_depend_on(reference, networks, tmp_path):
