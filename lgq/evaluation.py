@@ -36,7 +36,7 @@ from lgq.hub import (
     run_settings,
 )
 from lgq.inference import generator_on_device, tokenizer_on_device
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics import fid
 from lgq.metrics.codebook_study import draw_study, study_codebook
 from lgq.metrics.generation import GenerationEvaluation, evaluate_generation, require_sample_plan
@@ -49,7 +49,6 @@ from lgq.progress import Progress, unwatched
 from lgq.random import SAMPLING_BATCH
 from lgq.results import RESULTS, append_result, strict
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_trainer import ONE_CLASS
 from lgq.training.run_directory import describe_environment
 
 if TYPE_CHECKING:

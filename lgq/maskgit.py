@@ -41,6 +41,9 @@ from lgq.models.sampling import Sampling, sample_tokens
 from lgq.models.transformer import MaskedTransformer, TransformerSettings
 from lgq.tokenizer import Tokenizer
 
+ONE_CLASS = ("image",)
+"""Classes of a generator that was trained on images without labels."""
+
 _PAPER, _DEFAULT = TransformerSettings(), Sampling()
 
 

@@ -22,7 +22,7 @@ from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset, TokenMeaning
 from lgq.distributed import join_processes, rank, world_size
 from lgq.inference.encode import tokenizer_of
-from lgq.maskgit import MaskGIT
+from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics.likelihood import classes_of, measure_likelihood
 from lgq.models.masking import masked_loss, random_masks
 from lgq.random import batch_seed
@@ -32,9 +32,6 @@ from lgq.training.run_directory import Resume
 from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
 from lgq.training.validation import image_grid
-
-ONE_CLASS = ("image",)
-"""Classes of images without labels."""
 
 _log = logging.getLogger(__name__)
 
