@@ -5,8 +5,7 @@ page draws as SVG in its own colours, light or dark.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -18,8 +17,6 @@ from lgq.reporting.result_set import ResultSet, Sample, curve_of
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
-COLOURS = 8
-"""Number of line colours in the page's style; further lines are dashed."""
 Points = dict[int, Sample]
 """A metric over seeds, by step."""
 
@@ -28,43 +25,25 @@ _HEADLINE_COLUMNS = ("psnr", "ssim", "lpips", "rfid", "utilization", "perplexity
 _HEADLINE_CURVES = ("psnr", "rfid", "utilization")
 
 
-class Tick(NamedTuple):
-    """A labelled position on an axis."""
-
-    at: float
-    text: str
-
-
 class Line(NamedTuple):
     """A row's line in a chart, in SVG coordinates."""
 
     name: str
-    colour: int
-    dashed: bool
-    path: str
-    """Path of the means."""
-    band: str
-    """Path of the band, one sample standard deviation to either side; empty with one seed."""
-    marks: tuple[tuple[float, float], ...]
-    """Position of a single validation, which makes no line."""
+    means: list[tuple[float, float]]
+    band: list[tuple[float, float]]
+    """Outline of the band, one sample standard deviation to either side; empty with one seed."""
     last: str
     """The last value, as text."""
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """One metric over training steps."""
 
     title: str
-    lines: tuple[Line, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-
-    @property
-    def description(self) -> str:
-        """The chart in words, for screen readers."""
-        ends = "; ".join(f"{line.name} {line.last}" for line in self.lines)
-        return f"{self.title} over training steps. At the end: {ends}."
+    lines: list[Line]
+    x_ticks: dict[str, float]
+    """Positions by label."""
+    y_ticks: dict[str, float]
 
 
 def charts_of(results: ResultSet, experiment: str) -> dict[str, list[Chart]]:
@@ -89,33 +68,37 @@ def _over_steps(results: ResultSet, experiment: str, group: str | None, metric: 
 
 
 def _chart(column: Column, lines: dict[str, Points]) -> Chart:
-    samples = [sample for points in lines.values() for sample in points.values()]
-    low = min(sample.mean - (sample.std or 0) for sample in samples) * column.factor
-    high = max(sample.mean + (sample.std or 0) for sample in samples) * column.factor
-    if column.metric == "utilization":
-        low, high = 0.0, 100.0
-    x = _Axis(0, max(step for points in lines.values() for step in points), LEFT, WIDTH - RIGHT)
-    y = _Axis(low, high, HEIGHT - BOTTOM, TOP)
-    drawn = (_line(i, name, points, column, x, y) for i, (name, points) in enumerate(lines.items()))
-    return Chart(column.heading, tuple(drawn), x.ticks(4), y.ticks(6))
+    bands = {name: {step: _band(points[step], column) for step in points} for name, points in lines.items()}
+    values = [value for band in bands.values() for values in band.values() for value in values]
+    low, high = (0.0, 100.0) if column.metric == "utilization" else (min(values), max(values))
+    last_step = max(step for points in lines.values() for step in points)
+    x = _axis(0, last_step, LEFT, WIDTH - RIGHT)
+    y = _axis(low, high, HEIGHT - BOTTOM, TOP)
+    drawn = []
+    for name, points in lines.items():
+        lower, means, upper = ([(x(s), y(v[i])) for s, v in bands[name].items()] for i in range(3))
+        has_band = any(sample.std for sample in points.values())
+        last = column.write_sample(points[max(points)])
+        drawn.append(Line(name, means, upper + lower[::-1] if has_band else [], last))
+    x_ticks = {f"{value:,g}": x(value) for value in round_values(0, last_step, 4)}
+    y_ticks = {f"{value:,g}": y(value) for value in round_values(low, high, 6)}
+    return Chart(column.heading, drawn, x_ticks, y_ticks)
 
 
-@dataclass(frozen=True)
-class _Axis:
+def _band(sample: Sample, column: Column) -> tuple[float, float, float]:
+    """The mean between one standard deviation below and above it, in the unit of the column."""
+    mean, std, factor = sample.mean, sample.std or 0, column.factor
+    return (mean - std) * factor, mean * factor, (mean + std) * factor
+
+
+def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """Map from values to positions along one direction of a chart."""
 
-    low: float
-    high: float
-    start: float
-    end: float
+    def position(value: float) -> float:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(start + min(1.0, max(0.0, share)) * (end - start), 1)
 
-    def at(self, value: float) -> float:
-        span = self.high - self.low
-        share = (value - self.low) / span if span > 0 else 0.5
-        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
-
-    def ticks(self, most: int) -> tuple[Tick, ...]:
-        return tuple(Tick(self.at(value), f"{value:,g}") for value in round_values(self.low, self.high, most))
+    return position
 
 
 def round_values(low: float, high: float, most: int) -> list[float]:
@@ -127,29 +110,6 @@ def round_values(low: float, high: float, most: int) -> list[float]:
     step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
-
-
-def _line(i: int, name: str, points: Points, column: Column, x: _Axis, y: _Axis) -> Line:
-    def position(step: int, deviations: float) -> tuple[float, float]:
-        sample = points[step]
-        return x.at(step), y.at((sample.mean + deviations * (sample.std or 0)) * column.factor)
-
-    means = [position(step, 0) for step in points]
-    edges = [position(step, 1) for step in points] + [position(step, -1) for step in reversed(points)]
-    has_band = any(sample.std for sample in points.values())
-    return Line(
-        name=name,
-        colour=i % COLOURS,
-        dashed=i >= COLOURS,
-        path=_path(means),
-        band=f"{_path(edges)}Z" if has_band else "",
-        marks=tuple(means) if len(means) == 1 else (),
-        last=column.write_sample(points[max(points)]),
-    )
-
-
-def _path(positions: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in positions)
 
 
 def headline_table(results: ResultSet) -> str:
@@ -179,10 +139,8 @@ def headline_png(results: ResultSet) -> bytes:
 
 def _draw_headline(panel: Axes, column: Column, lines: dict[str, Points]) -> None:
     for colour, (name, points) in zip(QUALITATIVE, lines.items(), strict=False):
-        means = [sample.mean * column.factor for sample in points.values()]
-        stds = [(sample.std or 0) * column.factor for sample in points.values()]
-        low, high = ([mean + side * std for mean, std in zip(means, stds, strict=True)] for side in (-1, 1))
         steps = list(points)
+        low, means, high = zip(*(_band(sample, column) for sample in points.values()), strict=True)
         panel.plot(steps, means, color=colour, linewidth=2, marker="o", markersize=4, label=name)
         panel.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
     panel.set_title(column.heading, loc="left")

@@ -17,7 +17,7 @@ from statistics import correlation
 from typing import Any, Literal, NamedTuple
 
 from lgq.reporting.paper_tables import COLUMNS, Column, flat_settings, read_paper
-from lgq.reporting.result_set import Better, ResultSet, Sample, Settings, ahead, curve_of, separated
+from lgq.reporting.result_set import Better, ResultSet, Sample, Settings, compare_samples, curve_of
 
 _PAPER_SCALE = "imagenet256"
 _APART = "with intervals apart"
@@ -32,6 +32,10 @@ class Outcome(StrEnum):
     NOT_SEPARABLE = "not separable at this scale"
     NOT_RUN = "not run"
     BY_EYE = "to be judged by eye"
+
+
+_BY_SIGN = {1: Outcome.REPRODUCED, 0: Outcome.NOT_SEPARABLE, -1: Outcome.CONTRADICTED}
+"""Outcomes by the sign of a comparison."""
 
 
 class Selection(NamedTuple):
@@ -111,16 +115,13 @@ class Rule(ABC):
             without = [name for name, sample in ((row, first), (rival, second)) if sample is None]
             return self.missing(results, column, without)
         assert column.better is not None
-        outcome, state = Outcome.NOT_SEPARABLE, "intervals touch"
-        if separated(first, second):
-            is_ahead = ahead(first, second, column.better)
-            outcome, state = Outcome.REPRODUCED if is_ahead else Outcome.CONTRADICTED, "intervals apart"
-        elif first.interval is None or second.interval is None:
-            state = "intervals unknown with one seed"
+        sign = compare_samples(first, second, column.better)
+        known = first.interval and second.interval
+        state = f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
         if first.timing and first.mean:
             state = f"ratio {second.mean / first.mean:.2f}"
         numbers = f"{_describe(row, first, column)} against {_describe(rival, second, column)}"
-        return Finding(outcome, f"{column.heading}: {numbers}, {state}", first.runs + second.runs)
+        return Finding(_BY_SIGN[sign], f"{column.heading}: {numbers}, {state}", first.runs + second.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,23 +165,19 @@ class Leads(Rule):
         measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
         return measured if self.skip_missing and measured else findings
 
-    def _compare_curves(self, results: ResultSet, column: Column, *rows: Selection) -> Finding:
-        row, rival = rows
+    def _compare_curves(
+        self, results: ResultSet, column: Column, row: Selection, rival: Selection
+    ) -> Finding:
         first, second = (self._curve(results, column, selection) for selection in (row, rival))
         steps = sorted(first.keys() & second.keys())
         if not steps:
             names = f"{row.name} and {rival.name}"
             return Finding(Outcome.NOT_RUN, f"{column.title} of {names}: no common validation")
         assert column.better is not None
-        wins = sum(ahead(first[step], second[step], column.better) for step in steps)
-        losses = sum(ahead(second[step], first[step], column.better) for step in steps)
-        outcome = Outcome.REPRODUCED if wins == len(steps) else Outcome.NOT_SEPARABLE
-        text = (
-            f"{column.title}: {row.name} ahead of {rival.name} at {wins} of {len(steps)} validations, "
-            f"behind at {losses}"
-        )
-        runs = first[steps[0]].runs + second[steps[0]].runs
-        return Finding(Outcome.CONTRADICTED if losses else outcome, text, runs)
+        signs = [compare_samples(first[step], second[step], column.better) for step in steps]
+        wins = f"ahead of {rival.name} at {signs.count(1)} of {len(steps)} validations"
+        text = f"{column.title}: {row.name} {wins}, behind at {signs.count(-1)}"
+        return Finding(_BY_SIGN[min(signs)], text, first[steps[0]].runs + second[steps[0]].runs)
 
     def _curve(self, results: ResultSet, column: Column, row: Selection) -> dict[int, Sample]:
         return curve_of(results.select(self.experiment, row.settings), column.metric)
@@ -320,7 +317,7 @@ class Order(Rule):
     def compare(self, results: ResultSet) -> list[Finding]:
         if self.relation == "agree":
             return [self._correlation(results)]
-        findings = [self._exchange(results, pair) for pair in combinations(self.rows, 2)]
+        findings = [self._exchange(results, *pair) for pair in combinations(self.rows, 2)]
         measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
         exchanged = [finding for finding in measured if finding.outcome is Outcome.REPRODUCED]
         return exchanged or measured or findings[:1]
@@ -344,23 +341,18 @@ class Order(Rule):
         text = f"rank correlation of {columns}, per seed: {listed}"
         return Finding(outcome, text, tuple(run.id for run in runs))
 
-    def _exchange(self, results: ResultSet, pair: tuple[Selection, Selection]) -> Finding:
-        signs, runs = list[int](), tuple[str, ...]()
-        names = [row.name for row in pair]
+    def _exchange(self, results: ResultSet, *pair: Selection) -> Finding:
+        names, runs = [row.name for row in pair], tuple[str, ...]()
+        sign, places = -1, []
         for column in (self.first, self.second):
             first, second = (self.sample(results, column, row) for row in pair)
             if first is None or second is None or column.better is None:
                 return Finding(Outcome.NOT_RUN, f"{column.title} of {' and '.join(names)}: not run")
-            signs.append(ahead(first, second, column.better) - ahead(second, first, column.better))
-            runs = first.runs + second.runs
-        words = {1: f"{names[0]} ahead", -1: f"{names[1]} ahead", 0: "not separable"}
-        text = (
-            f"{' and '.join(names)}: {words[signs[0]]} by {self.first.title}, "
-            f"{words[signs[1]]} by {self.second.title}"
-        )
-        if not all(signs):
-            return Finding(Outcome.NOT_SEPARABLE, text, runs)
-        return Finding(Outcome.CONTRADICTED if signs[0] == signs[1] else Outcome.REPRODUCED, text, runs)
+            lead = compare_samples(first, second, column.better)
+            state = ("not separable", f"{names[0]} ahead", f"{names[1]} ahead")[lead]
+            places.append(f"{state} by {column.title}")
+            sign, runs = sign * lead, first.runs + second.runs
+        return Finding(_BY_SIGN[sign], f"{' and '.join(names)}: {', '.join(places)}", runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,8 +492,8 @@ def _place(interval: tuple[float, float] | None, least: float, most: float) -> O
 
 
 def _describe(row: Selection, sample: Sample, column: Column) -> str:
-    seeds = "" if sample.timing else " (1 seed)" if sample.count == 1 else f" ({sample.count} seeds)"
-    return f"{row.name} {column.write_sample(sample)}{seeds}"
+    seeds = f" ({len(sample.values)} seed{'s' if len(sample.values) > 1 else ''})"
+    return f"{row.name} {column.write_sample(sample)}{'' if sample.timing else seeds}"
 
 
 def _names(rows: Iterable[Selection]) -> str:

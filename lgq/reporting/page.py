@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from lgq.data.images import BrokenImage, decode
+from lgq.data.images import decode
 from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
 from lgq.reporting import charts
@@ -60,22 +60,21 @@ class Picture(NamedTuple):
     caption: str
     run: str
     """Id of the run that it shows; empty for the originals."""
+    description: str
+    """The picture in words, for screen readers."""
     uri: str
     width: int
     height: int
-    description: str
-    """The picture in words, for screen readers."""
 
 
 class Album(NamedTuple):
     """Pictures of one kind, one per run."""
 
-    anchor: str
+    stem: str
+    """Stem of the names of its files."""
     title: str
     about: str
-    pictures: tuple[Picture, ...]
-    photographs: bool
-    """Whether they show photographs in rows, rather than plots."""
+    pictures: list[Picture]
 
 
 def report(
@@ -106,9 +105,7 @@ def report(
 
 def report_page(results: ResultSet) -> str:
     """The page as HTML."""
-    verdicts = decide_claims(results)
-    by_experiment = {name: shown for name in results.plans if (shown := charts.charts_of(results, name))}
-    pictures = albums(results)
+    verdicts, pictures = decide_claims(results), albums(results)
     # Everything that comes from a file is escaped, and a name that a template misspells is an error.
     templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -122,7 +119,7 @@ def report_page(results: ResultSet) -> str:
         runs=results.runs,
         failed={run.id: run.failed for run in results.runs.values() if run.failed},
         tables=all_tables(results),
-        charts=by_experiment,
+        charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},
         frame=charts,
         albums=pictures,
         verdicts=verdicts,
@@ -163,34 +160,19 @@ def _keep(results: ResultSet, target: Path) -> int:
 def albums(results: ResultSet) -> list[Album]:
     """Pictures of the first finished seed of each row of the comparison, and of the generators."""
     tokenizers, generators = first_seeds(results, "comparison"), first_seeds(results, "generation")
-    originals = _inline(results, results.directory.originals, "originals", "", "the original images")
     grids = _pictures(results, tokenizers, "reconstructions", "the same images through {}")
+    if grids and (originals := _inline(results, results.directory.originals, plot=False)):
+        grids.insert(0, Picture("originals", "", "the original images", *originals))
+    same_images = "The same held-out images through every tokenizer of the comparison. Originals come first."
+    samples = _pictures(results, generators, "samples", "samples of the generator on {}")
+    first_samples = f"Not selected: the first samples of each generator. {_class_names(generators)}"
     shown = [
-        Album(
-            "reconstructions",
-            "Reconstructions",
-            "The same held-out images through every tokenizer of the comparison. Originals come first.",
-            ((originals,) if originals and grids else ()) + grids,
-            photographs=True,
-        ),
-        Album(
-            "samples",
-            "Samples",
-            f"Not selected: the first samples of each generator. {_class_names(generators)}",
-            _pictures(results, generators, "samples", "samples of the generator on {}"),
-            photographs=True,
-        ),
-        *(
-            Album(
-                stem,
-                title,
-                about,
-                _pictures(results, tokenizers, stem, f"{title.lower()}: {{}}", plot=True),
-                photographs=False,
-            )
-            for stem, (title, about) in _PLOTS.items()
-        ),
+        Album("reconstructions", "Reconstructions", same_images, grids),
+        Album("samples", "Samples", first_samples, samples),
     ]
+    for stem, (title, about) in _PLOTS.items():
+        plots = _pictures(results, tokenizers, stem, f"{title.lower()}: {{}}")
+        shown.append(Album(stem, title, about, plots))
     return [album for album in shown if album.pictures]
 
 
@@ -210,44 +192,31 @@ def _class_names(generators: dict[str, RunRecord]) -> str:
     return f"Every grid has the same classes at the same places; row by row: {'; '.join(names)}."
 
 
-def _pictures(
-    results: ResultSet, runs: dict[str, RunRecord], stem: str, description: str, *, plot: bool = False
-) -> tuple[Picture, ...]:
-    pictures = (
-        _inline(
-            results,
-            results.directory.pictures(run.id) / f"{stem}.png",
-            label,
-            run.id,
-            description.format(label),
-            plot=plot,
-        )
-        for label, run in runs.items()
-    )
-    return tuple(picture for picture in pictures if picture)
+def _pictures(results: ResultSet, runs: dict[str, RunRecord], stem: str, description: str) -> list[Picture]:
+    pictures = []
+    for label, run in runs.items():
+        path = results.directory.pictures(run.id) / f"{stem}.png"
+        if image := _inline(results, path, plot=stem in _PLOTS):
+            pictures.append(Picture(label, run.id, description.format(label), *image))
+    return pictures
 
 
-def _inline(
-    results: ResultSet, path: Path, caption: str, run: str, description: str, *, plot: bool = False
-) -> Picture | None:
-    """A picture as a data URI; None where there is no file, or a damaged one, which is noted."""
+def _inline(results: ResultSet, path: Path, *, plot: bool) -> tuple[str, int, int] | None:
+    """Data URI, width and height; None where there is no file, or a damaged one, which is noted."""
     if not path.is_file():
         return None
-    try:
+    with results.noting_damage(path):
         # Decoded and encoded again, so that nothing else in the file reaches the page.
         image = Image.fromarray(decode(path.read_bytes(), path.name))
-    except (OSError, BrokenImage) as error:
-        results.leave_out(path, error)
-        return None
-    if image.width > _MOST_WIDTH:
-        size = (_MOST_WIDTH, max(1, round(image.height * _MOST_WIDTH / image.width)))
-        image = image.resize(size, Image.Resampling.LANCZOS)
-    encoded = image.quantize(_PLOT_COLOURS, dither=Image.Dither.NONE) if plot else image
-    kind, data = "png", _saved(encoded, "PNG", optimize=True)
-    if not plot and len(data) > _LOSSY_BYTES:
-        kind, data = "webp", _saved(image, "WEBP", quality=90)
-    uri = f"data:image/{kind};base64,{b64encode(data).decode()}"
-    return Picture(caption, run, uri, image.width, image.height, description)
+        if image.width > _MOST_WIDTH:
+            size = (_MOST_WIDTH, max(1, round(image.height * _MOST_WIDTH / image.width)))
+            image = image.resize(size, Image.Resampling.LANCZOS)
+        encoded = image.quantize(_PLOT_COLOURS, dither=Image.Dither.NONE) if plot else image
+        kind, data = "png", _saved(encoded, "PNG", optimize=True)
+        if not plot and len(data) > _LOSSY_BYTES:
+            kind, data = "webp", _saved(image, "WEBP", quality=90)
+        return f"data:image/{kind};base64,{b64encode(data).decode()}", image.width, image.height
+    return None
 
 
 def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:

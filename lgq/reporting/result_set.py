@@ -9,7 +9,8 @@ RESULTS/runs/ID/metrics.jsonl   its training curves        RESULTS/pictures/ID/*
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -23,13 +24,10 @@ from lgq.training.journal import METRICS, read_records
 Better = Literal["higher", "lower"]
 Settings = Mapping[str, Any]
 """Settings that a run must have, by their dotted names."""
-Content = TypeVar("Content")
 Key = TypeVar("Key")
 
 TIMING_RATIO = 1.1
 """Ratio from which on two timings differ."""
-_REQUIRED = {"id": str, "kind": str, "metrics": dict}
-_DAMAGE = (OSError, LGQError)
 _NORMAL_QUANTILE = 1.959963984540054
 _T_QUANTILES = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469118, 2.3646243, 2.3060041,
                 2.2621572)  # fmt: skip
@@ -40,8 +38,8 @@ _T_QUANTILES = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.446911
 class Sample:
     """Values of one metric, one per training seed.
 
-    Two samples are separated when their t-based 95% intervals do not touch. A single value has no
-    interval, so nothing is separated from it. Timings have no seeds: they are separated by a tenth.
+    A sample is ahead of another when their t-based 95% intervals do not touch. A single value has no
+    interval, so nothing is ahead of it. Timings have no seeds: they differ from a tenth on.
     """
 
     values: tuple[float, ...]
@@ -51,17 +49,13 @@ class Sample:
     """Whether the values are timings of a quantizer, which have no seeds."""
 
     @property
-    def count(self) -> int:
-        return len(self.values)
-
-    @property
     def mean(self) -> float:
         return fmean(self.values)
 
     @property
     def std(self) -> float | None:
         """Sample standard deviation (n - 1); None for a single value."""
-        return stdev(self.values) if self.count > 1 else None
+        return stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -70,7 +64,7 @@ class Sample:
             return self.mean / TIMING_RATIO**0.5, self.mean * TIMING_RATIO**0.5
         if self.std is None:
             return None
-        half = t_quantile(self.count - 1) * self.std / math.sqrt(self.count)
+        half = t_quantile(len(self.values) - 1) * self.std / math.sqrt(len(self.values))
         return self.mean - half, self.mean + half
 
 
@@ -85,17 +79,12 @@ def t_quantile(degrees: int) -> float:
     return z + first / n + second / n**2 + third / n**3
 
 
-def separated(a: Sample, b: Sample) -> bool:
-    """Whether the 95% intervals of both samples lie apart."""
+def compare_samples(a: Sample, b: Sample, better: Better) -> int:
+    """1 where `a` is better than `b` with intervals apart, -1 where it is worse, 0 where neither is seen."""
     if a.interval is None or b.interval is None:
-        return False
-    return a.interval[1] < b.interval[0] or b.interval[1] < a.interval[0]
-
-
-def ahead(a: Sample, b: Sample, better: Better) -> bool:
-    """Whether `a` is better than `b`, with intervals apart."""
-    is_better = a.mean > b.mean if better == "higher" else a.mean < b.mean
-    return is_better and separated(a, b)
+        return 0
+    sign = (a.interval[0] > b.interval[1]) - (a.interval[1] < b.interval[0])
+    return sign if better == "higher" else -sign
 
 
 def clear_best(samples: Mapping[Key, Sample], better: Better) -> Key | None:
@@ -103,7 +92,7 @@ def clear_best(samples: Mapping[Key, Sample], better: Better) -> Key | None:
     if len(samples) < 2:
         return None
     best, *rest = sorted(samples, key=lambda key: samples[key].mean, reverse=better == "higher")
-    return best if all(ahead(samples[best], samples[key], better) for key in rest) else None
+    return best if all(compare_samples(samples[best], samples[key], better) > 0 for key in rest) else None
 
 
 @dataclass(frozen=True)
@@ -271,9 +260,14 @@ class ResultSet:
         """A metric over the seeds of the runs with these settings; None where no run has it."""
         return sample_of(self.select(experiment, settings), metric)
 
-    def leave_out(self, path: Path, error: Exception) -> None:
-        """Note a file as damaged, by its path within the directory."""
-        self.damaged[str(path.relative_to(self.directory.root))] = _reason(error, path)
+    @contextmanager
+    def noting_damage(self, path: Path) -> Iterator[None]:
+        """Leave out a file that cannot be read, and note why, by its path within the directory."""
+        try:
+            yield
+        except (OSError, LGQError) as error:
+            # The page must not show where the directory lies on this machine.
+            self.damaged[str(path.relative_to(self.directory.root))] = str(error).replace(str(path), "it")
 
 
 def sample_of(runs: Iterable[RunRecord], metric: str) -> Sample | None:
@@ -294,65 +288,48 @@ def curve_of(runs: Iterable[RunRecord], metric: str) -> dict[int, Sample]:
 
 def read_result_set(directory: str | Path) -> ResultSet:
     """Read a results directory; damaged files are left out and named in `damaged`."""
-    results, damaged = ResultsDirectory(directory), dict[str, str]()
-    if not results.root.is_dir():
+    files = ResultsDirectory(directory)
+    if not files.root.is_dir():
         raise ResultsError(
             f"there is no directory {directory}: give the one that `lgq experiment --out` filled."
         )
-    records = _read_all(results, "rows", lambda id: _checked(results.record(id), id), damaged)
-    plans = _read_all(results, "experiments", results.plan, damaged)
-    if not records and not plans:
-        hint = f"; damaged: {', '.join(damaged)}" if damaged else ""
+    results = ResultSet(files, plans={}, runs={})
+    for path in sorted(files.root.glob("rows/*.json")):
+        with results.noting_damage(path):
+            record = _checked(files.record(path.stem), path.stem)
+            results.runs[path.stem] = RunRecord(record, _journal(results, path.stem))
+    for path in sorted(files.root.glob("experiments/*.json")):
+        with results.noting_damage(path):
+            if plan := files.plan(path.stem):
+                results.plans[path.stem] = plan
+    if not results.runs and not results.plans:
+        hint = f"; damaged: {', '.join(results.damaged)}" if results.damaged else ""
         raise ResultsError(f"{directory} holds no results{hint}: run `lgq experiment` into it first.")
-    runs = {id: RunRecord(record, _journal(results, id, damaged)) for id, record in records.items()}
-    linked = {
-        id: replace(run, tokenizer=runs.get(str(run.record.get("tokenizer")))) for id, run in runs.items()
-    }
-    return ResultSet(results, plans, linked, damaged)
+    tokenizers = {id: results.runs.get(str(run.record.get("tokenizer"))) for id, run in results.runs.items()}
+    linked = {id: replace(run, tokenizer=tokenizers[id]) for id, run in results.runs.items()}
+    return replace(results, runs=linked)
 
 
-def _read_all(
-    results: ResultsDirectory, folder: str, read: Callable[[str], Content | None], damaged: dict[str, str]
-) -> dict[str, Content]:
-    contents: dict[str, Content] = {}
-    for path in sorted((results.root / folder).glob("*.json")):
-        try:
-            content = read(path.stem)
-        except _DAMAGE as error:
-            damaged[f"{folder}/{path.name}"] = _reason(error, path)
-        else:
-            contents |= {} if content is None else {path.stem: content}
-    return contents
-
-
-def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any] | None:
-    """A record with everything that the report relies on."""
-    if record is None:
-        return None
-    for name, kind in _REQUIRED.items():
-        if not isinstance(record.get(name), kind):
+def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any]:
+    """The record, with everything that the report relies on."""
+    for name, kind in {"id": str, "kind": str, "metrics": dict}.items():
+        if not record or not isinstance(record.get(name), kind):
             raise ResultsError(f"{name!r} is missing or not of type {kind.__name__}")
     if record["id"] != id:
         raise ResultsError(f"it is the record of {record['id']!r}")
     return record
 
 
-def _journal(results: ResultsDirectory, id: str, damaged: dict[str, str]) -> tuple[dict[str, Any], ...]:
-    try:
-        lines = read_records(results.run(id))
-        if not all(map(_is_journal_line, lines)):
-            raise ResultsError("a line is not the record of a step")
-        return tuple(lines)
-    except _DAMAGE as error:
-        damaged[f"runs/{id}/{METRICS}"] = _reason(error, results.run(id) / METRICS)
-        return ()
+def _journal(results: ResultSet, id: str) -> tuple[dict[str, Any], ...]:
+    run = results.directory.run(id)
+    with results.noting_damage(run / METRICS):
+        lines = read_records(run)
+        if all(map(_is_journal_line, lines)):
+            return tuple(lines)
+        raise ResultsError("a line is not the record of a step")
+    return ()
 
 
 def _is_journal_line(line: Any) -> bool:
     complete = isinstance(line, dict) and isinstance(line.get("values"), dict)
     return complete and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)
-
-
-def _reason(error: Exception, path: Path) -> str:
-    # The page must not show where the directory lies on this machine.
-    return str(error).replace(str(path), "it")
