@@ -61,9 +61,9 @@ def _charts(results: ResultSet, experiment: str, group: str) -> list[Chart]:
     return [_chart(COLUMNS[metric], lines[metric]) for metric in metrics if lines[metric]]
 
 
-def _over_steps(results: ResultSet, experiment: str, group: str | None, metric: str) -> dict[str, Points]:
+def _over_steps(results: ResultSet, experiment: str, group: str, metric: str) -> dict[str, Points]:
     """The metric of each row, by label, at the steps that its finished runs share."""
-    rows = results.by_row(experiment, group).items()
+    rows = [(row.label, runs) for row, runs in results.rows(experiment) if row.group == group]
     return {label: points for label, runs in rows if (points := curve_of(runs, metric))}
 
 

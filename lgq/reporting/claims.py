@@ -114,7 +114,6 @@ class Rule(ABC):
         if first is None or second is None:
             without = [name for name, sample in ((row, first), (rival, second)) if sample is None]
             return self.missing(results, column, without)
-        assert column.better is not None
         sign = compare_samples(first, second, column.better)
         known = first.interval and second.interval
         state = f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
@@ -173,7 +172,6 @@ class Leads(Rule):
         if not steps:
             names = f"{row.name} and {rival.name}"
             return Finding(Outcome.NOT_RUN, f"{column.title} of {names}: no common validation")
-        assert column.better is not None
         signs = [compare_samples(first[step], second[step], column.better) for step in steps]
         wins = f"ahead of {rival.name} at {signs.count(1)} of {len(steps)} validations"
         text = f"{column.title}: {row.name} {wins}, behind at {signs.count(-1)}"
@@ -346,7 +344,7 @@ class Order(Rule):
         sign, places = -1, []
         for column in (self.first, self.second):
             first, second = (self.sample(results, column, row) for row in pair)
-            if first is None or second is None or column.better is None:
+            if first is None or second is None:
                 return Finding(Outcome.NOT_RUN, f"{column.title} of {' and '.join(names)}: not run")
             lead = compare_samples(first, second, column.better)
             state = ("not separable", f"{names[0]} ahead", f"{names[1]} ahead")[lead]
@@ -382,12 +380,7 @@ class Fits(Rule):
 
 
 KINDS: dict[str, type[Rule]] = {
-    "leads": Leads,
-    "between": Between,
-    "monotone": Monotone,
-    "ratio": Ratio,
-    "order": Order,
-    "fits": Fits,
+    kind.__name__.lower(): kind for kind in (Leads, Between, Monotone, Ratio, Order, Fits)
 }
 """Kinds of rule in paper.toml."""
 

@@ -178,8 +178,8 @@ def albums(results: ResultSet) -> list[Album]:
 
 def first_seeds(results: ResultSet, experiment: str) -> dict[str, RunRecord]:
     """The finished run with the smallest seed of each row, by the row's label."""
-    rows = results.by_row(experiment).items()
-    return {label: min(runs, key=lambda run: run.seed or 0) for label, runs in rows}
+    rows = results.rows(experiment)
+    return {row.label: min(runs, key=lambda run: run.seed or 0) for row, runs in rows if runs}
 
 
 def _class_names(generators: dict[str, RunRecord]) -> str:

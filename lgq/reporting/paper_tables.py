@@ -12,8 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lgq.experiments.results_directory import Plan, PlannedRow
-from lgq.reporting.result_set import Better, ResultSet, RunRecord, Sample, Settings, clear_best, sample_of
+from lgq.experiments.results_directory import Plan
+from lgq.reporting.result_set import (
+    Better,
+    ResultSet,
+    RunRecord,
+    Sample,
+    Settings,
+    compare_samples,
+    sample_of,
+)
 
 NOT_GIVEN = "-"
 PrintedValue = float | str
@@ -24,6 +32,7 @@ _MORE_ROWS_THAN_THE_PAPER = {"codebook-size"}
 """Experiments that get a table of their own beside the paper's."""
 _PAIRED_EXPERIMENTS = ("seeds", "comparison")
 """Experiments to compare seed by seed; the one with the most seeds first."""
+_LGQ = {"quantizer": "lgq"}
 
 
 @dataclass(frozen=True)
@@ -43,18 +52,9 @@ class Column:
     def heading(self) -> str:
         return f"{self.title} {_ARROWS[self.better]}".strip()
 
-    @property
-    def direction(self) -> str:
-        """The arrow in words, for screen readers."""
-        return f"{self.better} is better" if self.better else ""
-
-    def write(self, value: float) -> str:
-        """A value of our records, in the unit of the column."""
-        return self.write_printed(value * self.factor)
-
-    def write_printed(self, value: float) -> str:
-        """A value that is already in the unit of the column."""
-        return f"{value:,.{self.digits}f}"
+    def write(self, value: float, sign: str = "") -> str:
+        """A value of our records, in the unit of the column; with its sign where `sign` is "+"."""
+        return f"{value * self.factor:{sign},.{self.digits}f}"
 
     def spread(self, sample: Sample) -> str:
         """± the sample standard deviation; empty for a single seed."""
@@ -174,8 +174,8 @@ class _Line(NamedTuple):
     group: str
     codebook_size: float
     """Rows are sorted by it; 0 where the table does not vary it."""
-    runs: tuple[RunRecord, ...]
-    paper: PaperRow | None
+    runs: Sequence[RunRecord]
+    paper: PaperRow | None = None
     """The paper's row; None for a row that only we have."""
 
 
@@ -194,15 +194,17 @@ def build_table(results: ResultSet, spec: TableSpec) -> Table:
     planned = {row.id for row in plan.rows} if plan else set()
     has_seeds = not plan or any(row.kind != "cost" for row in plan.rows)
     lines = _lines(results, spec)
-    best = [_best(lines, column, by_group=spec.by_group) if has_seeds else set() for column in spec.columns]
+    columns = [_column(lines, column, by_group=spec.by_group) for column in spec.columns]
+    rows = []
+    for i, line in enumerate(lines):
+        values = line.paper.values if line.paper else [""] * len(columns)
+        printed = tuple(map(_printed, values, spec.columns, [line.paper] * len(columns)))
+        failed = sum(bool(run.failed) for run in line.runs)
+        ours = tuple(column[i] for column in columns) if line.runs else ()
+        rows.append(TableRow(line.name, len(line.runs) - failed, failed, ours, printed))
     slug = (spec.label or spec.experiment).replace(":", "-").replace(" ", "-").replace(",", "")
-    return Table(
-        spec,
-        f"table-{slug}",
-        tuple(_row(line, spec, best) for line in lines),
-        f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run",
-        has_seeds,
-    )
+    state = f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run"
+    return Table(spec, f"table-{slug}", tuple(rows), state, has_seeds)
 
 
 def own_table(results: ResultSet, plan: Plan) -> Table:
@@ -220,79 +222,57 @@ def own_table(results: ResultSet, plan: Plan) -> Table:
 
 
 def _lines(results: ResultSet, spec: TableSpec) -> list[_Line]:
-    ours = _our_rows(results, spec)
+    runs_of = (
+        (row, [run for run in runs if run.has(spec.only)]) for row, runs in results.rows(spec.experiment)
+    )
+    ours = [(row, runs) for row, runs in runs_of if runs or not spec.only]
     lines, matched = [], set[str]()
-    for row in spec.rows:
-        name = next((name for name, (_, runs) in ours.items() if runs and runs[0].has(row.settings)), None)
-        planned, runs = ours[name] if name else (None, ())
-        matched |= {name} if name else set()
-        size = float(row.settings.get("codebook_size", 0))
-        lines.append(_Line(row.name, planned.group if planned else "", size, runs, row))
+    for paper_row in spec.rows:
+        matches = [(row, runs) for row, runs in ours if runs and runs[0].has(paper_row.settings)]
+        matched |= {row.row for row, _ in matches[:1]}
+        group, runs = (matches[0][0].group, matches[0][1]) if matches else ("", [])
+        size = float(paper_row.settings.get("codebook_size", 0))
+        lines.append(_Line(paper_row.name, group, size, runs, paper_row))
     missing = [line.name for line in lines if not line.runs]
     sized = any("codebook_size" in row.settings for row in spec.rows)
-    for name, (planned, runs) in ours.items():
-        shown = f"{planned.label}, {planned.group}" if planned.group else planned.label
-        has_paper_row = not runs and any(row_name.startswith(shown) for row_name in missing)
-        if name not in matched and not has_paper_row:
+    for row, runs in ours:
+        name = f"{row.label}, {row.group}" if row.group else row.label
+        has_paper_row = not runs and any(paper_name.startswith(name) for paper_name in missing)
+        if row.row not in matched and not has_paper_row:
             size = float(runs[0].setting("codebook_size") or 0) if runs and sized else 0.0
-            lines.append(_Line(shown, planned.group, size, runs, None))
+            lines.append(_Line(name, row.group, size, runs))
     return sorted(lines, key=lambda line: line.codebook_size)
 
 
-def _our_rows(results: ResultSet, spec: TableSpec) -> dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]]:
-    """Rows of the plan by their short names, with the finished runs of each."""
-    plan = results.plans.get(spec.experiment)
-    rows: dict[str, tuple[PlannedRow, tuple[RunRecord, ...]]] = {}
-    for row in plan.rows if plan else ():
-        run = results.runs.get(row.id)
-        if run.has(spec.only) if run else not spec.only:
-            planned, runs = rows.get(row.row, (row, ()))
-            rows[row.row] = (planned, runs if run is None else (*runs, run))
-    return rows
+def _column(lines: list[_Line], column: Column, *, by_group: bool) -> list[Cell]:
+    """The cells of all lines; rows compete for the best value, or only those of a group."""
+    samples = [sample_of(line.runs, column.metric) for line in lines]
+    cells = []
+    for line, sample in zip(lines, samples, strict=True):
+        in_group = zip((not by_group or other.group == line.group for other in lines), samples, strict=True)
+        rivals = [rival for competes, rival in in_group if competes and rival and rival is not sample]
+        cells.append(_cell(line.runs, column, sample, rivals))
+    return cells
 
 
-def _best(lines: list[_Line], column: Column, *, by_group: bool) -> set[str]:
-    """Names of rows that are ahead of all rows they compete with."""
-    if column.better is None:
-        return set()
-    groups: dict[str, dict[str, Sample]] = {}
-    for line in lines:
-        sample = sample_of(line.runs, column.metric)
-        if sample is not None:
-            groups.setdefault(line.group if by_group else "", {})[line.name] = sample
-    best = (clear_best(group, column.better) for group in groups.values())
-    return {name for name in best if name is not None}
-
-
-def _row(line: _Line, spec: TableSpec, best: list[set[str]]) -> TableRow:
-    values = line.paper.values if line.paper else [""] * len(spec.columns)
-    by_column = list(zip(spec.columns, best, values, strict=True))
-    printed = tuple(_printed(value, column, line.paper) for column, _, value in by_column)
-    ours = tuple(_cell(line, column, line.name in names) for column, names, _ in by_column)
-    failed = sum(bool(run.failed) for run in line.runs)
-    return TableRow(line.name, len(line.runs) - failed, failed, ours if line.runs else (), printed)
-
-
-def _cell(line: _Line, column: Column, best: bool) -> Cell:
-    sample = sample_of(line.runs, column.metric)
+def _cell(runs: Sequence[RunRecord], column: Column, sample: Sample | None, rivals: list[Sample]) -> Cell:
     if sample is None:
         return Cell(NOT_GIVEN)
-    return Cell(column.write(sample.mean), column.spread(sample), _sources(line.runs, column), best)
+    ahead = [compare_samples(sample, rival, column.better) > 0 for rival in rivals]
+    best = bool(ahead) and all(ahead) and not sample.timing
+    return Cell(column.write(sample.mean), column.spread(sample), _sources(runs, column), best)
 
 
 def _printed(value: PrintedValue, column: Column, row: PaperRow | None) -> str:
     if isinstance(value, str):
         return value or NOT_GIVEN
     std = row.spread.get(column.metric) if row else None
-    return column.write_printed(value) + (f" ± {std:g}" if std is not None else "")
+    return f"{value:,.{column.digits}f}" + (f" ± {std:g}" if std is not None else "")
 
 
 def _sources(runs: Iterable[RunRecord], column: Column) -> tuple[tuple[RunRecord, str], ...]:
     values = ((run, run.value(column.metric)) for run in runs)
     return tuple((run, column.write(value)) for run, value in values if value is not None)
-
-
-_BySeed = dict[int, RunRecord]
 
 
 def paired_table(results: ResultSet) -> Table | None:
@@ -303,16 +283,19 @@ def paired_table(results: ResultSet) -> Table | None:
     which include the luck of each seed, still touch.
     """
     name = next((name for name in _PAIRED_EXPERIMENTS if name in results.plans), "")
-    by_seed: dict[str, _BySeed] = {
-        label: {run.seed: run for run in runs if run.seed is not None and not run.failed}
-        for label, runs in results.by_row(name).items()
+    lgq = _by_seed(results.select(name, _LGQ))
+    others = {
+        row.label: _by_seed([run for run in runs if not run.has(_LGQ)]) for row, runs in results.rows(name)
     }
-    lgq_label = next((label for label, runs in by_seed.items() if _are_lgq(runs)), None)
-    lgq = by_seed.pop(lgq_label) if lgq_label is not None else {}
-    rows = [_paired_row(label, lgq, runs) for label, runs in by_seed.items() if len(lgq.keys() & runs) > 1]
+    rows = []
+    for label, runs in others.items():
+        pairs = [(lgq[seed], runs[seed]) for seed in sorted(lgq.keys() & runs)]
+        if len(pairs) > 1:
+            cells = tuple(_paired_cell(pairs, column) for column in _PAIRED)
+            rows.append(TableRow(f"against {label}", len(pairs), failed=0, ours=cells, paper=()))
     if not rows:
         return None
-    finished = len(lgq) + sum(map(len, by_seed.values()))
+    finished = len(lgq) + sum(map(len, others.values()))
     spec = TableSpec(
         title="LGQ against each other quantizer, seed by seed",
         about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
@@ -324,14 +307,8 @@ def paired_table(results: ResultSet) -> Table | None:
     return Table(spec, "table-pairs", tuple(rows), f"{finished} of {len(results.plans[name].rows)} runs")
 
 
-def _are_lgq(runs: _BySeed) -> bool:
-    return bool(runs) and all(run.has({"quantizer": "lgq"}) for run in runs.values())
-
-
-def _paired_row(label: str, lgq: _BySeed, baseline: _BySeed) -> TableRow:
-    pairs = [(lgq[seed], baseline[seed]) for seed in sorted(lgq.keys() & baseline)]
-    cells = tuple(_paired_cell(pairs, column) for column in _PAIRED)
-    return TableRow(f"against {label}", seeds=len(pairs), failed=0, ours=cells, paper=())
+def _by_seed(runs: list[RunRecord]) -> dict[int, RunRecord]:
+    return {run.seed: run for run in runs if run.seed is not None and not run.failed}
 
 
 def _paired_cell(pairs: list[tuple[RunRecord, RunRecord]], column: Column) -> Cell:
@@ -340,19 +317,14 @@ def _paired_cell(pairs: list[tuple[RunRecord, RunRecord]], column: Column) -> Ce
     if difference.interval is None:
         return Cell(NOT_GIVEN)
     low, high = difference.interval
-    above, below = low > 0, high < 0
+    lead = compare_samples(difference, Sample((0.0, 0.0)), column.better)
     return Cell(
-        _signed(difference.mean, column),
-        f"{_signed(low, column)} to {_signed(high, column)}",
+        column.write(difference.mean, "+"),
+        f"{column.write(low, '+')} to {column.write(high, '+')}",
         _sources([run for pair in pairs for run in pair], column),
-        best=above if column.better == "higher" else below,
-        worse=below if column.better == "higher" else above,
+        best=lead > 0,
+        worse=lead < 0,
     )
-
-
-def _signed(value: float, column: Column) -> str:
-    written = column.write(value)
-    return written if written.startswith("-") else f"+{written}"
 
 
 class RunLine(NamedTuple):
@@ -383,52 +355,40 @@ def runs_table(results: ResultSet) -> RunsTable:
     """All runs, tokenizers first."""
     runs = sorted(results.runs.values(), key=lambda run: (run.kind != "tokenizer", run.kind, run.id))
     settings = {run.id: _as_text(run.record.get("config")) for run in runs}
-    shared = {
-        kind: _shared([settings[run.id] for run in runs if run.kind == kind])
-        for kind in dict.fromkeys(run.kind for run in runs)
-    }
+    shared: dict[str, dict[str, str]] = {}
+    for run in runs:
+        so_far, own = shared.get(run.kind, settings[run.id]), settings[run.id]
+        shared[run.kind] = {name: value for name, value in so_far.items() if own.get(name) == value}
     distinct = sorted({_environment(run) for run in runs})
     numbers = {environment: str(number) for number, environment in enumerate(distinct, 1)}
-    lines = tuple(
-        _run_line(results, run, settings[run.id], shared[run.kind], numbers[_environment(run)])
-        for run in runs
-    )
-    return RunsTable(lines, shared, {number: json.loads(text) for text, number in numbers.items()})
-
-
-def _run_line(
-    results: ResultSet, run: RunRecord, settings: dict[str, str], shared: dict[str, str], environment: str
-) -> RunLine:
-    differing = {
-        name.removeprefix("quantizer_options."): value
-        for name, value in settings.items()
-        if name not in shared and name.split(".")[-1] != "seed" and value != "null"
-    }
-    seconds, steps, parameters = (run.record.get(name) for name in ("seconds", "steps", "parameters"))
-    total = sum(n for n in parameters.values() if isinstance(n, int)) if isinstance(parameters, dict) else 0
-    return RunLine(
-        run,
-        experiments=", ".join(
-            name for name, plan in results.plans.items() if run.id in {row.id for row in plan.rows}
-        ),
-        settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
-        steps=f"{steps:,}" if isinstance(steps, int) else "",
-        minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
-        parameters=f"{total:,}" if total else "",
-        environment=environment,
-    )
+    lines = []
+    for run in runs:
+        seconds, steps, parameters = (run.record.get(name) for name in ("seconds", "steps", "parameters"))
+        counts = parameters.values() if isinstance(parameters, dict) else ()
+        total = sum(count for count in counts if isinstance(count, int))
+        differing = {
+            name.removeprefix("quantizer_options."): value
+            for name, value in settings[run.id].items()
+            if name not in shared[run.kind] and name.split(".")[-1] != "seed" and value != "null"
+        }
+        plans = [name for name, plan in results.plans.items() if run.id in {row.id for row in plan.rows}]
+        line = RunLine(
+            run,
+            experiments=", ".join(plans),
+            settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
+            steps=f"{steps:,}" if isinstance(steps, int) else "",
+            minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
+            parameters=f"{total:,}" if total else "",
+            environment=numbers[_environment(run)],
+        )
+        lines.append(line)
+    return RunsTable(tuple(lines), shared, {number: json.loads(text) for text, number in numbers.items()})
 
 
 def _as_text(settings: Any) -> dict[str, str]:
     """Settings by their dotted names, as text."""
     flat = flat_settings(settings)
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flat.items()}
-
-
-def _shared(settings: list[dict[str, str]]) -> dict[str, str]:
-    """Settings that are equal in all of them."""
-    first = settings[0]
-    return {name: value for name, value in first.items() if all(run.get(name) == value for run in settings)}
 
 
 def _environment(run: RunRecord) -> str:

@@ -14,17 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lgq.errors import LGQError
-from lgq.experiments.results_directory import Plan, ResultsDirectory
+from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
 
 Better = Literal["higher", "lower"]
 Settings = Mapping[str, Any]
 """Settings that a run must have, by their dotted names."""
-Key = TypeVar("Key")
 
 TIMING_RATIO = 1.1
 """Ratio from which on two timings differ."""
@@ -79,20 +78,12 @@ def t_quantile(degrees: int) -> float:
     return z + first / n + second / n**2 + third / n**3
 
 
-def compare_samples(a: Sample, b: Sample, better: Better) -> int:
+def compare_samples(a: Sample, b: Sample, better: Better | None) -> int:
     """1 where `a` is better than `b` with intervals apart, -1 where it is worse, 0 where neither is seen."""
-    if a.interval is None or b.interval is None:
+    if better is None or a.interval is None or b.interval is None:
         return 0
     sign = (a.interval[0] > b.interval[1]) - (a.interval[1] < b.interval[0])
     return sign if better == "higher" else -sign
-
-
-def clear_best(samples: Mapping[Key, Sample], better: Better) -> Key | None:
-    """The key whose sample is ahead of all others; None where intervals touch, or with a single sample."""
-    if len(samples) < 2:
-        return None
-    best, *rest = sorted(samples, key=lambda key: samples[key].mean, reverse=better == "higher")
-    return best if all(compare_samples(samples[best], samples[key], better) > 0 for key in rest) else None
 
 
 @dataclass(frozen=True)
@@ -248,13 +239,13 @@ class ResultSet:
         ids = dict.fromkeys(row.id for row in rows)
         return [self.runs[id] for id in ids if id in self.runs and self.runs[id].has(settings or {})]
 
-    def by_row(self, experiment: str, group: str | None = None) -> dict[str, list[RunRecord]]:
-        """Finished runs of each row of an experiment by its label; of one group where it is given."""
-        runs: dict[str, list[RunRecord]] = {}
+    def rows(self, experiment: str) -> list[tuple[PlannedRow, list[RunRecord]]]:
+        """Rows of an experiment in the order of its plan, each with the finished runs of its seeds."""
+        rows: dict[str, tuple[PlannedRow, list[RunRecord]]] = {}
         for row in self.plans[experiment].rows if experiment in self.plans else ():
-            if row.id in self.runs and group in (None, row.group):
-                runs.setdefault(row.label, []).append(self.runs[row.id])
-        return runs
+            _, runs = rows.setdefault(row.row, (row, []))
+            runs += [self.runs[row.id]] if row.id in self.runs else []
+        return list(rows.values())
 
     def sample(self, experiment: str, metric: str, settings: Settings | None = None) -> Sample | None:
         """A metric over the seeds of the runs with these settings; None where no run has it."""
@@ -312,8 +303,9 @@ def read_result_set(directory: str | Path) -> ResultSet:
 
 def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any]:
     """The record, with everything that the report relies on."""
+    record = record or {}
     for name, kind in {"id": str, "kind": str, "metrics": dict}.items():
-        if not record or not isinstance(record.get(name), kind):
+        if not isinstance(record.get(name), kind):
             raise ResultsError(f"{name!r} is missing or not of type {kind.__name__}")
     if record["id"] != id:
         raise ResultsError(f"it is the record of {record['id']!r}")
