@@ -4,21 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from image_networks import TINY, Autoencoder, gradients, kept_bytes
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lgq.models.autoencoder import Backbone, Decoder, Encoder, SelfAttention
-
-TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
-
-
-class Autoencoder(nn.Module):
-    def __init__(self, backbone: Backbone):
-        super().__init__()
-        self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.decoder(self.encoder(images))
 
 
 def parameters(backbone: Backbone) -> tuple[int, int]:
@@ -26,12 +15,6 @@ def parameters(backbone: Backbone) -> tuple[int, int]:
         networks = Encoder(backbone), Decoder(backbone)
     encoder, decoder = (sum(p.numel() for p in network.parameters()) for network in networks)
     return encoder, decoder
-
-
-def gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(images).square().mean().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def test_default_backbone_has_the_papers_parameters():
@@ -74,15 +57,6 @@ def test_each_image_is_encoded_and_decoded_independently():
     assert model(images[:0]).shape == (0, 3, 8, 8)
 
 
-def test_gradient_reaches_every_parameter_and_every_pixel():
-    model, images = Autoencoder(TINY), torch.randn(2, 3, 16, 16, requires_grad=True)
-    grads = gradients(model, images)
-    assert grads.keys() == dict(model.named_parameters()).keys()
-    assert all(gradient.abs().sum() > 0 for gradient in grads.values())
-    assert images.grad is not None
-    assert (images.grad != 0).all()
-
-
 def test_attention_equals_the_plain_formula():
     attention, x = SelfAttention(16, heads=2, groups=4), torch.randn(2, 16, 3, 5)
     tokens = attention.norm(x).reshape(2, 16, 15).transpose(1, 2)
@@ -96,33 +70,6 @@ def test_attention_equals_the_plain_formula():
         torch.testing.assert_close(attention(x), expected)
 
 
-def test_attention_connects_every_position_to_every_other():
-    backbone = replace(TINY, widths=(16,))
-    x = torch.randn(1, 3, 32, 32, requires_grad=True)
-    Encoder(backbone)(x)[0, 0, 0, 0].backward()
-    assert x.grad is not None
-    assert x.grad[..., -1, -1].abs().sum() > 0
-
-
-@pytest.mark.parametrize("network", [Encoder, Decoder])
-def test_channels_last_gives_equal_values_and_stays(network):
-    model, x = network(TINY), torch.randn(2, 3 if network is Encoder else 8, 16, 8)
-    plain = model(x)
-    last = model.to(memory_format=torch.channels_last)(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(last, plain)
-    assert plain.is_contiguous()
-    assert last.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_channels_last_gives_equal_gradients():
-    model, images = Autoencoder(TINY), torch.randn(2, 3, 16, 16)
-    plain = gradients(model, images)
-    last = gradients(
-        model.to(memory_format=torch.channels_last), images.to(memory_format=torch.channels_last)
-    )
-    torch.testing.assert_close(last, plain)
-
-
 def test_checkpointing_gives_identical_gradients_and_keeps_less():
     plain, recomputed = Autoencoder(TINY), Autoencoder(replace(TINY, checkpointing=True))
     recomputed.load_state_dict(plain.state_dict())
@@ -134,44 +81,6 @@ def test_checkpointing_gives_identical_gradients_and_keeps_less():
 def test_checkpointing_acts_in_training_only():
     model, images = Autoencoder(replace(TINY, checkpointing=True)).eval(), torch.randn(2, 3, 16, 16)
     assert kept_bytes(model, images) == kept_bytes(Autoencoder(TINY), images)
-
-
-def kept_bytes(model: nn.Module, images: Tensor) -> int:
-    """Number of bytes that the forward pass stores for the backward pass."""
-    kept: dict[int, int] = {}
-
-    def record(tensor: Tensor) -> Tensor:
-        kept[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        output = model(images)
-    assert output.requires_grad
-    return sum(kept.values())
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.usefixtures("without_shape_checks")
-def test_compiles_into_one_graph(checkpointing):
-    model, images = Autoencoder(replace(TINY, checkpointing=checkpointing)), torch.randn(2, 3, 8, 16)
-    # aot_eager traces both passes as inductor does, without its C++ compiler.
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        gradients(compiled, images),
-        {f"_orig_mod.{name}": gradient for name, gradient in gradients(model, images).items()},
-    )
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_bf16_autocast_stays_near_float32(checkpointing):
-    model, images = Autoencoder(replace(TINY, checkpointing=checkpointing)), torch.randn(2, 3, 16, 16)
-    exact = model(images)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = model(images)
-        rough.float().square().mean().backward()
-    assert rough.dtype == torch.bfloat16
-    torch.testing.assert_close(rough.float(), exact, atol=0.1, rtol=0.1)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize(
