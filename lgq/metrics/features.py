@@ -22,8 +22,6 @@ from lgq.checks import require_at_least
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.files import make_directory, replace_file
 from lgq.metrics.fid import FeatureStatistics, StatisticsError
-from lgq.metrics.kid import kernel_distance
-from lgq.metrics.precision_recall import precision_recall
 from lgq.random import Stream, mix, random_bits
 
 SAMPLE = 10_000
@@ -120,6 +118,10 @@ class FeatureSet:
 
         Metrics that need more images are left out.
         """
+        # Not at the top: a training without rFID needs neither.
+        from lgq.metrics.kid import kernel_distance
+        from lgq.metrics.precision_recall import precision_recall
+
         sample, reference_sample = self.sample.features, reference.sample.features
         images = min(len(sample), len(reference_sample))
         distances: dict[str, float] = {}
