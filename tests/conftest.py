@@ -1,3 +1,5 @@
+"""Settings and fixtures of all tests."""
+
 import os
 from collections.abc import Iterator
 
@@ -25,7 +27,7 @@ def _fixed_seed() -> None:
 
 @pytest.fixture
 def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For torch.compile, which cannot trace the type checker, and for our own refusals behind it."""
+    """Turn off run-time type checks: torch.compile cannot trace them, and they hide errors of ours."""
     plain_init = getattr(Quantized.__init__, "__wrapped__", Quantized.__init__)
     monkeypatch.setattr(Quantized, "__init__", plain_init)
     jaxtyping_config.update("jaxtyping_disable", True)

@@ -1,4 +1,4 @@
-"""A disk that fails, a process that is killed or a machine that loses power, at a chosen system call."""
+"""Simulated faults at a chosen system call: a failing disk, a killed process, a power cut."""
 
 import errno
 import os
@@ -16,11 +16,11 @@ FAULTS = ("error", "full from then on", "killed", "killed in a write", "power cu
 
 
 class Killed(BaseException):
-    """The process is gone: whatever tries to run after this, nothing reaches the disk."""
+    """End of the simulated process; nothing reaches the disk after it."""
 
 
 class FaultyDisk:
-    """Counts the system calls, and makes one of them the fault."""
+    """Counts system calls, and lets one of them fail."""
 
     def __init__(self, fault: str | None = None, at: int = -1, error: int = errno.ENOSPC):
         self.fault, self.at, self.error = fault, at, error
@@ -42,15 +42,15 @@ class FaultyDisk:
             if not self._concerns(name, args, kwargs):
                 return REAL[name](*args, **kwargs)
             self.calls.append(name)
-            if name == "close":  # or the test would run out of descriptors; shutil tries twice
+            if name == "close":  # always, or the test would run out of descriptors; shutil closes twice
                 with suppress(OSError):
                     REAL["close"](*args)
             if self.fault and len(self.calls) > self.at:
                 self._fail(name, args)
             overwritten = _content(Path(args[name == "replace"])) if name in ("open", "replace") else None
-            # A real sync is slow, and no test can see what it does.
+            # A real sync is slow, and has no visible effect.
             result = None if name in ("close", "fsync") else REAL[name](*args, **kwargs)
-            self._unsynced.note(name, args, result, overwritten)
+            self._unsynced.record(name, args, result, overwritten)
             return result
 
         return call
@@ -72,9 +72,9 @@ class FaultyDisk:
 
 
 class Unsynced:
-    """What a power cut may take: contents, new names and renames since the last fsync of each.
+    """Changes that a power cut may undo: contents, new names and renames since the last fsync of each.
 
-    Removals are never taken back, so this is the worst order in which a disk could have done things.
+    Removals are never undone, so this is the worst order in which a disk could write.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Unsynced:
         self._names: set[Path] = set()
         self._renames: list[tuple[Path, Path, bytes | None]] = []
 
-    def note(self, name: str, args: tuple[Any, ...], result: Any, overwritten: bytes | None) -> None:
+    def record(self, name: str, args: tuple[Any, ...], result: Any, overwritten: bytes | None) -> None:
         if name == "open":
             self._paths[result] = Path(args[0])
         if name == "mkdir" or (name == "open" and args[1] & os.O_CREAT and overwritten is None):
@@ -123,9 +123,9 @@ class Unsynced:
 
 
 def disks_with(fault: str, calls: list[str]) -> list[FaultyDisk]:
-    """One disk for each of the calls that a task makes on a healthy disk, with the fault at that call.
+    """Return one disk per system call that a task makes on a healthy disk, with the fault at that call.
 
-    The last one has it right after the task, when what was promised to be durable must be.
+    The last disk fails right after the task, when everything must be durable.
     """
     torn = fault == "killed in a write"
     return [FaultyDisk(fault, at) for at, name in enumerate([*calls, "end"]) if name == "write" or not torn]

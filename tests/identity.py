@@ -1,4 +1,4 @@
-"""When are two states the same? Types, order of keys, bits, strides and shared memory included."""
+"""Comparison of states to the last bit: types, order of keys, bits and strides."""
 
 import struct
 from typing import Any
@@ -7,41 +7,35 @@ import torch
 from torch import Tensor
 
 
-def assert_identical(found: Any, expected: Any, where: str = "state") -> None:
-    assert type(found) is type(expected), where
+def assert_identical(actual: Any, expected: Any, where: str = "state") -> None:
+    assert type(actual) is type(expected), where
     if isinstance(expected, Tensor):
-        assert_same_tensor(found, expected, where)
+        assert_same_tensor(actual, expected, where)
     elif isinstance(expected, dict):
-        assert_identical(list(found), list(expected), f"keys of {where}")
+        assert_identical(list(actual), list(expected), f"keys of {where}")
         for key, value in expected.items():
-            assert_identical(found[key], value, f"{where}[{key!r}]")
-        assert getattr(found, "_metadata", None) == getattr(expected, "_metadata", None)
+            assert_identical(actual[key], value, f"{where}[{key!r}]")
+        assert getattr(actual, "_metadata", None) == getattr(expected, "_metadata", None)
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), where
-        for i, pair in enumerate(zip(found, expected, strict=True)):
+        assert len(actual) == len(expected), where
+        for i, pair in enumerate(zip(actual, expected, strict=True)):
             assert_identical(*pair, f"{where}[{i}]")
     elif isinstance(expected, float):
-        assert struct.pack("d", found) == struct.pack("d", expected), where
+        assert struct.pack("d", actual) == struct.pack("d", expected), where
     else:
-        assert found == expected, where
+        assert actual == expected, where
 
 
-def assert_same_tensor(found: Tensor, expected: Tensor, where: str) -> None:
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), where
-    assert bits(found) == bits(expected), where
+def assert_same_tensor(actual: Tensor, expected: Tensor, where: str) -> None:
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), where
+    assert bits(actual) == bits(expected), where
     if is_dense(expected):
-        assert found.stride() == expected.stride(), where
+        assert actual.stride() == expected.stride(), where
 
 
 def bits(tensor: Tensor) -> bytes:
-    return (
-        tensor.detach()
-        .clone(memory_format=torch.contiguous_format)
-        .flatten()
-        .view(torch.uint8)
-        .numpy()
-        .tobytes()
-    )
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def is_dense(tensor: Tensor) -> bool:

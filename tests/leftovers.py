@@ -1,4 +1,4 @@
-"""What a run leaves behind but times, to compare runs by; and a TensorBoard that leaves nothing."""
+"""States and records of a run without times, to compare runs; and a TensorBoard that writes nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ NO_TENSORBOARD = SimpleNamespace(SummaryWriter=NoBoard)
 
 
 def saved_states(run: Path, rank: int = 0) -> dict[str, Any]:
-    """Every checkpoint by its name, newest first."""
+    """Return the state in every checkpoint by name, newest first."""
     return {path.name: _state(path, rank) for path in Checkpoints(run / "checkpoints").paths()}
 
 
@@ -36,8 +36,8 @@ def last_state(run: Path, rank: int = 0) -> Any:
 
 def _state(path: Path, rank: int) -> Any:
     state = Checkpoints(path.parent).load(path, rank)
-    state.pop("seconds", None)  # further ranks keep no time
-    del state["random"]["python"]  # the type checker of the tests draws from it
+    state.pop("seconds", None)  # only rank 0 has it
+    del state["random"]["python"]  # the type checker of the tests uses it
     return state
 
 

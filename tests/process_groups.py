@@ -1,4 +1,4 @@
-"""Several processes that know each other, as torchrun starts them, each at the same task."""
+"""Groups of processes, as torchrun starts them, that run the same function."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -17,7 +17,7 @@ PRELOADED = ["lgq.cli", "torch._dynamo", "pytest"]
 
 
 def on_processes(count: int, folder: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What the task returns in each process: tensors, numbers and strings, in lists and dicts."""
+    """Return the results of the task in each process: tensors, numbers and strings, in lists and dicts."""
     folder.mkdir(exist_ok=True)
     codes = exit_codes(count, _keep_result, folder, task, *arguments)
     assert codes == [0] * count, codes
@@ -25,12 +25,12 @@ def on_processes(count: int, folder: Path, task: Callable[..., Any], *arguments:
 
 
 def exit_codes(count: int, task: Callable[..., Any], *arguments: Any) -> list[int | None]:
-    """How the processes end; where one fails, the others are ended too, as torchrun does it."""
+    """Return the exit codes of the processes; if one fails, the others are terminated, as by torchrun."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    # Forked from a process that only imports: fast, and without the threads of this one.
+    # Forked from a process that only imports: this is fast, and copies no threads.
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     processes = []
@@ -42,8 +42,8 @@ def exit_codes(count: int, task: Callable[..., Any], *arguments: Any) -> list[in
     while waiting:
         for sentinel in multiprocessing.connection.wait(waiting):
             if waiting.pop(sentinel).exitcode:
-                for other in waiting.values():
-                    other.terminate()
+                for process in waiting.values():
+                    process.terminate()
     return [process.exitcode for process in processes]
 
 
@@ -60,7 +60,7 @@ def _child(variables: dict[str, str], task: Callable[..., Any], arguments: tuple
         if code == 1:
             traceback.print_exc()
     finally:
-        # No clean-up could tell the others more than the exit code does.
+        # Without clean-up, which could wait for the other processes.
         os._exit(code)
 
 

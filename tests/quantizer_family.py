@@ -1,28 +1,21 @@
-"""The family that every law is tested on."""
+"""Quantizers on which every law is tested: all of the registry, and variants."""
 
 from collections.abc import Callable
 
-from lgq.quantizers import Quantizer, Residual, build_quantizer
+from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
 
 DIM, SIZE = 6, 32
 
-VARIANTS: dict[str, tuple[str, dict]] = {
-    "lgq": ("lgq", {}),
+VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in QUANTIZERS} | {
     "lgq dot": ("lgq", {"score": "dot"}),
     "lgq hard gradient": ("lgq", {"hard_gradient": True}),
     "lgq token scale": ("lgq", {"diversity_scale": "tokens"}),
     "lgq latent": ("lgq", {"latent_weight": 1.0}),
     "lgq synced": ("lgq", {"sync_usage": True}),
-    "ibq": ("ibq", {}),
     "ibq plain": ("ibq", {"entropy_weight": 0.0}),
-    "vq": ("vq", {}),
     "vq restarting": ("vq", {"restart_below": 0.5}),
-    "rotvq": ("rotvq", {}),
-    "fsq": ("fsq", {}),
     "fsq levels": ("fsq", {"levels": (2, 16)}),
-    "lfq": ("lfq", {}),
     "lfq plain": ("lfq", {"entropy_weight": 0.0}),
-    "simvq": ("simvq", {}),
     "simvq linear": ("simvq", {"transform": "linear", "weight": 1.0}),
 }
 

@@ -1,5 +1,7 @@
-"""Several processes over loopback agree with one: on a batch of which each holds a share, on a data set
-that they encode, on images that they draw; and what some of them leave undone, others finish."""
+"""Several processes agree with one: on the state of quantizers, on encoded data, on drawn images.
+
+Work that some processes leave unfinished is finished by others.
+"""
 
 import os
 import time
@@ -14,7 +16,7 @@ from process_groups import exit_codes, on_processes
 
 from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
-from lgq.distributed import leave_processes, rank, sum_over_ranks, world_size
+from lgq.distributed import leave_processes, rank, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.models.autoencoder import Backbone
 from lgq.models.transformer import TransformerSettings
@@ -23,31 +25,14 @@ from lgq.quantizers import LGQ, VQ
 DIM, SIZE, TOKENS = 4, 12, 40
 
 
-def half_batches() -> list[torch.Tensor]:
-    z = torch.randn(TOKENS, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return [z[: TOKENS // 2], z[TOKENS // 2 :]]
-
-
-def everything_of_a_half() -> dict:
-    return everything(half_batches()[rank()])
-
-
-def codebook_gradient(z: torch.Tensor, *, sync_usage: bool) -> torch.Tensor:
-    """Averaged over the processes, as DistributedDataParallel does."""
-    q = LGQ(DIM, SIZE, diversity_weight=1.0, diversity_scale="tokens", sync_usage=sync_usage).double()
-    out = q(z)
-    (out.loss + out.quantized.square().mean()).backward()
-    return sum_over_ranks(q.codebook.grad) / world_size()
-
-
-def running_means(z: torch.Tensor, **options) -> dict[str, torch.Tensor]:
+def vq_state(z: torch.Tensor, **options) -> dict[str, torch.Tensor]:
     q = VQ(DIM, SIZE, **options).double()
     for _ in range(3):
         q(z)
     return {name: q.state_dict()[name] for name in ("codebook", "counts", "sums")}
 
 
-def data_start(z: torch.Tensor) -> torch.Tensor:
+def data_init(z: torch.Tensor) -> torch.Tensor:
     q = LGQ(DIM, SIZE, init="data").double()
     q(z)
     return q.codebook.detach()
@@ -59,65 +44,26 @@ def code_counts(z: torch.Tensor) -> torch.Tensor:
     return usage.over_ranks().counts
 
 
-def everything(z: torch.Tensor) -> dict:
+def quantizer_states() -> dict:
+    """States on this process, which holds its share of one batch."""
+    z = torch.randn(TOKENS, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    z = z.tensor_split(world_size())[rank()]
     return {
-        "world_size": world_size(),
-        "synced gradient": codebook_gradient(z, sync_usage=True),
-        "gradient per rank": codebook_gradient(z, sync_usage=False),
-        "means": running_means(z),
-        "restarted means": running_means(z, restart_below=0.9),
-        "k-means": running_means(z, init="kmeans"),
-        "data start": data_start(z),
+        "revived codes": vq_state(z, restart_below=0.9),
+        "k-means": vq_state(z, init="kmeans"),
+        "data init": data_init(z),
         "counts": code_counts(z),
     }
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    return on_processes(2, tmp_path_factory.mktemp("ranks"), everything_of_a_half)
-
-
-@pytest.fixture(scope="module")
-def whole() -> dict:
-    return everything(torch.cat(half_batches()))
-
-
-def test_there_are_two_processes(ranks, whole):
-    assert [each["world_size"] for each in ranks] == [2, 2]
-    assert whole["world_size"] == 1
-
-
-def test_synced_usage_has_the_gradient_of_the_whole_batch(ranks, whole):
-    for each in ranks:
-        torch.testing.assert_close(each["synced gradient"], whole["synced gradient"])
-
-
-def test_usage_per_rank_is_another_loss_than_that_of_the_whole_batch(ranks, whole):
-    difference = ranks[0]["gradient per rank"] - whole["gradient per rank"]
-    assert float(difference.abs().max()) > 1e-3
-
-
-def test_running_means_over_ranks_are_those_of_the_whole_batch(ranks, whole):
-    for each in ranks:
-        torch.testing.assert_close(each["means"], whole["means"])
-
-
-@pytest.mark.parametrize("kind", ["means", "restarted means", "k-means"])
-def test_running_means_are_equal_on_every_rank(ranks, kind):
-    torch.testing.assert_close(ranks[0][kind], ranks[1][kind], rtol=0, atol=0)
-
-
-def test_codes_that_start_from_data_start_alike_on_every_rank(ranks):
-    assert torch.equal(ranks[0]["data start"], ranks[1]["data start"])
-
-
-def test_usage_counts_of_all_ranks_are_those_of_the_whole(ranks, whole):
-    for each in ranks:
-        assert torch.equal(each["counts"], whole["counts"])
+def test_quantizers_have_equal_states_on_every_rank(tmp_path):
+    first, second = on_processes(2, tmp_path / "ranks", quantizer_states)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert torch.equal(first["counts"], quantizer_states()["counts"]), "counts are those of the whole batch"
 
 
 def leave_late(folder: Path) -> None:
-    """The first process has work of its own, for which the second one must wait."""
+    """Let the first process work alone, while the second one waits."""
     number = rank()
     if number == 0:
         time.sleep(0.5)
@@ -126,12 +72,12 @@ def leave_late(folder: Path) -> None:
     (folder / f"{number}").write_text(str((folder / "work").exists() and not dist.is_initialized()))
 
 
-def test_processes_leave_together_once_the_work_of_all_is_done(tmp_path):
+def test_processes_leave_together_after_the_work_of_all(tmp_path):
     assert exit_codes(2, leave_late, tmp_path) == [0, 0]
     assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["True", "True"]
 
 
-def test_one_process_leaves_nothing():
+def test_a_single_process_has_no_group_to_leave():
     leave_processes()
     assert not dist.is_initialized()
 
@@ -163,7 +109,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def commands(generator: Path, photos: Path) -> dict[str, list[str]]:
-    """Each makes six files: shards of two images, or batches of two."""
+    """Two commands that write six files each: shards or batches of two images."""
     draw = ["sample", str(generator), "--images", str(DRAWN), "--batch-size", "2", "--steps", "2", "--out"]
     size = ["--image-size", str(SIDE), "--shard-size", "2", "--batch-size", "1", "--workers", "0"]
     return {
@@ -173,20 +119,20 @@ def commands(generator: Path, photos: Path) -> dict[str, list[str]]:
 
 
 def run_until(command: list[str], out: Path, dies_at: int | None = None) -> None:
-    """A command of `lgq`, in which the last process dies instead of writing its so-many-th file.
+    """Run a command of `lgq`; the last process dies after it wrote `dies_at` files.
 
-    Leaves the names of the files that this process wrote beside their directory.
+    The names of the files that this process wrote are left beside their directory.
     """
     number, last = rank(), rank() == world_size() - 1
     written: list[str] = []
-    plain = os.replace
+    replace = os.replace
 
     def watched(source: Path, target: Path) -> None:
         if out in Path(target).parents:
             if last and len(written) == dies_at:
                 os._exit(9)
             written.append(Path(target).name)
-        plain(source, target)
+        replace(source, target)
 
     os.replace = watched  # type: ignore[assignment]
     main([*command, str(out)])
@@ -202,9 +148,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["sample", "encode"])
-def test_what_three_processes_leave_undone_two_or_one_finish_as_one_would_have(
-    generator, photos, tmp_path, name
-):
+def test_unfinished_work_of_three_processes_is_finished_by_two_or_one(generator, photos, tmp_path, name):
     command = commands(generator, photos)[name]
     main([*command, str(tmp_path / "alone")])
     for finishing in (2, 1):
@@ -219,11 +163,11 @@ def test_each_image_is_drawn_by_one_process(generator, photos, tmp_path):
     out = tmp_path / "drawn"
     assert exit_codes(3, run_until, commands(generator, photos)["sample"], out) == [0, 0, 0]
     shares = [(tmp_path / f"drawn-{number}").read_text().splitlines() for number in range(3)]
-    assert [len(share) for share in shares] == [1 + 4, 4, 3], "the first one notes what is drawn, too"
+    assert [len(share) for share in shares] == [1 + 4, 4, 3], "the first one writes a list of the images, too"
     assert len(set().union(*shares)) == DRAWN + 1
 
 
-def test_of_several_processes_the_first_one_draws_a_picture(generator, tmp_path):
+def test_the_first_process_draws_a_single_picture(generator, tmp_path):
     picture = tmp_path / "grid.png"
     command = ["sample", str(generator), "--count", "1", "--steps", "1", "--out"]
     assert exit_codes(2, main, [*command, str(picture)]) == [0, 0]

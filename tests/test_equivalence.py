@@ -1,6 +1,6 @@
-"""One process with a batch of 2B, and two with B each: the same gradients wherever mathematics says so.
+"""One process with a batch of 2B and two with B each: equal gradients for losses that are means over tokens.
 
-Where it does not, the difference is that of the formula in docs/scaling.md. k = codes, r = processes.
+For the others, the difference is that of the formula in docs/scaling.md.
 """
 
 from collections.abc import Callable
@@ -51,16 +51,16 @@ def vectors(step: int) -> Tensor:
     return torch.randn(TOKENS, DIM, dtype=torch.float64, generator=generator)
 
 
-def mine(batch: Tensor) -> Tensor:
+def share_of(batch: Tensor) -> Tensor:
     return batch.tensor_split(world_size())[rank()]
 
 
 def learn(name: str) -> dict:
-    """Some steps of gradient descent, with gradients averaged as DistributedDataParallel does it."""
+    """Do some steps of gradient descent, with gradients averaged as by DistributedDataParallel."""
     torch.manual_seed(0)
     q, gradients, terms = quantizer(name).train(), {}, {}
     for step in range(STEPS):
-        z, target = mine(vectors(step)).clone().requires_grad_(), mine(vectors(step + 100))
+        z, target = share_of(vectors(step)).clone().requires_grad_(), share_of(vectors(step + 100))
         out = q(z)
         loss = (out.quantized - target).square().mean() + out.loss
         loss.backward()
@@ -89,8 +89,8 @@ def whole() -> dict:
 
 
 def of_both(ranks: list[dict], name: str) -> dict[str, Tensor]:
-    """Gradients of the codes from either process, those of the vectors one after the other."""
-    first, second = (each[name]["gradients"] for each in ranks)
+    """Gradients of parameters, which both processes share, and of the vectors of both, concatenated."""
+    first, second = (states[name]["gradients"] for states in ranks)
     return {key: torch.cat([first[key], second[key]]) if key.endswith(" z") else first[key] for key in first}
 
 
@@ -101,19 +101,20 @@ def test_two_processes_follow_the_gradients_of_one_with_both_batches(ranks, whol
 
 
 @pytest.mark.parametrize("name", EQUAL + PER_RANK)
-def test_what_is_learned_is_the_same_to_the_last_bit_on_both_processes(ranks, name):
+def test_both_processes_learn_the_same_bits(ranks, name):
     torch.testing.assert_close(ranks[0][name]["state"], ranks[1][name]["state"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", PER_RANK)
-def test_usage_per_process_is_another_loss_with_other_gradients(ranks, whole, name):
-    of_two, of_one = of_both(ranks, name)["0 codebook" if name != "lfq" else "0 z"], whole[name]["gradients"]
-    difference = of_two - of_one["0 codebook" if name != "lfq" else "0 z"]
+def test_usage_per_process_gives_other_gradients(ranks, whole, name):
+    key = "0 codebook" if name != "lfq" else "0 z"
+    of_two = of_both(ranks, name)[key]
+    difference = of_two - whole[name]["gradients"][key]
     assert float(difference.norm() / of_two.norm()) > 1e-2
 
 
 def usage_of(name: str, z: Tensor) -> Tensor:
-    """Mean of the soft assignments, from the formulas."""
+    """Mean soft assignment, by the plain formula."""
     q = quantizer(name)
     if name == "lgq":
         return torch.softmax(-torch.cdist(z, q.codebook).square(), dim=1).mean(0)
@@ -122,21 +123,21 @@ def usage_of(name: str, z: Tensor) -> Tensor:
     return torch.softmax(200 * q.project_in(z) @ q.codebook.double().T, dim=1).mean(0)
 
 
-def test_diversity_per_process_adds_what_usage_varies_between_processes(ranks, whole):
+def test_diversity_per_process_is_larger_by_the_variance_of_usage_between_processes(ranks, whole):
     shares = torch.stack([usage_of("lgq", half) for half in vectors(0).tensor_split(2)])
-    varies = SIZE * shares.var(dim=0, correction=0).sum()
-    found = ranks[0]["lgq"]["terms"][0]["diversity"] - whole["lgq"]["terms"][0]["diversity"]
-    torch.testing.assert_close(found, varies, rtol=1e-9, atol=0)
-    assert varies > 0.01
+    variance = SIZE * shares.var(dim=0, correction=0).sum()
+    difference = ranks[0]["lgq"]["terms"][0]["diversity"] - whole["lgq"]["terms"][0]["diversity"]
+    torch.testing.assert_close(difference, variance, rtol=1e-9, atol=0)
+    assert variance > 0.01
 
 
 @pytest.mark.parametrize(("name", "offset"), [("ibq", 1e-5), ("lfq", 0.0)])
-def test_batch_entropy_per_process_lacks_what_tells_the_processes_apart(ranks, whole, name, offset):
+def test_batch_entropy_per_process_is_smaller_by_the_divergence_of_usages(ranks, whole, name, offset):
     shares = torch.stack([usage_of(name, half) for half in vectors(0).tensor_split(2)])
     ratio = (shares + offset) / (shares.mean(0) + offset)
-    divergence = (shares * ratio.clamp_min(1e-300).log()).sum(1).mean()  # Jensen and Shannon's, at offset 0
-    found = whole[name]["terms"][0]["batch_entropy"] - ranks[0][name]["terms"][0]["batch_entropy"]
-    torch.testing.assert_close(found, divergence, rtol=1e-9, atol=1e-9)
+    divergence = (shares * ratio.clamp_min(1e-300).log()).sum(1).mean()  # Jensen-Shannon at offset 0
+    difference = whole[name]["terms"][0]["batch_entropy"] - ranks[0][name]["terms"][0]["batch_entropy"]
+    torch.testing.assert_close(difference, divergence, rtol=1e-9, atol=1e-9)
     assert divergence > 0.01
 
 
@@ -168,16 +169,16 @@ def run_named(name: str) -> TokenizerRun:
 
 
 def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
-    """What each step of each training follows, through the code that trains, and what it leads to."""
-    data, found = FolderDataset(photos), {}
+    """Gradients of the first step and final state of a training with each quantizer."""
+    data, results = FolderDataset(photos), {}
     for name in (*QUANTIZERS, SYNCED, WITH_GAN):
         run = replace(run_named(name), batch_size=batches * RUN.batch_size, accumulate=accumulate)
         training = TokenizerTrainer(run, data, data, out)
-        seen: list[dict[int, Tensor]] = []
-        note = register_optimizer_step_pre_hook(_noting(seen))
+        recorded: list[dict[int, Tensor]] = []
+        hook = register_optimizer_step_pre_hook(_recording(recorded))
         for step in range(STEPS):
             training.train_step(step)
-        note.remove()
+        hook.remove()
         models = {"tokenizer": training.tokenizer, "discriminator": training.discriminator}
         names = {
             id(parameter): f"{part}.{parameter_name}"
@@ -185,19 +186,20 @@ def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
             if model is not None
             for parameter_name, parameter in model.named_parameters()
         }
-        first = [{names[key]: value for key, value in each.items()} for each in seen[: len(seen) // STEPS]]
+        first_step = recorded[: len(recorded) // STEPS]
+        gradients = [{names[key]: value for key, value in grads.items()} for grads in first_step]
         state = training.tokenizer.state_dict()
         tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        found[name] = {"gradients": first, "state": tensors}
-    return found
+        results[name] = {"gradients": gradients, "state": tensors}
+    return results
 
 
-def _noting(seen: list[dict[int, Tensor]]) -> Callable[..., None]:
-    def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        seen.append({id(each): each.grad.clone() for each in parameters if each.grad is not None})
+def _recording(recorded: list[dict[int, Tensor]]) -> Callable[..., None]:
+    def record(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        recorded.append({id(p): p.grad.clone() for p in parameters if p.grad is not None})
 
-    return note
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -209,21 +211,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         pixels.resize((28, 28)).save(folder / "photos" / f"{i:02d}.png")
 
     def group(count: int, batches: int, accumulate: int) -> list[dict]:
-        place = folder / f"{count} x {batches} x {accumulate}"
-        return on_processes(count, place, train_all, folder / "photos", folder / "run", batches, accumulate)
+        results = folder / f"{count} x {batches} x {accumulate}"
+        return on_processes(count, results, train_all, folder / "photos", folder / "run", batches, accumulate)
 
     return {"two": group(2, 1, 1), "one": group(1, 2, 1), "accumulating": group(1, 1, 2)}
 
 
-def gradients(trained: dict[str, list[dict]], who: str, name: str, model: int = 0) -> dict[str, Tensor]:
-    """Of the first step; model 1 is the discriminator."""
-    return trained[who][0][name]["gradients"][model]
+def gradients(trained: dict[str, list[dict]], group: str, name: str, model: int = 0) -> dict[str, Tensor]:
+    """Gradients of the first step; model 1 is the discriminator."""
+    return trained[group][0][name]["gradients"][model]
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Relative, of all gradients as one vector."""
+    """Relative distance of all gradients as one vector."""
     assert a.keys() == b.keys()
-    flat = [torch.cat([each[key].flatten() for key in sorted(each)]).double() for each in (a, b)]
+    flat = [torch.cat([grads[key].flatten() for key in sorted(grads)]).double() for grads in (a, b)]
     return float((flat[0] - flat[1]).norm() / flat[1].norm())
 
 
@@ -246,19 +248,20 @@ def test_with_usage_per_process_it_is_not_that_of_one_with_twice_the_batch(train
 
 
 def test_on_cpus_the_discriminator_normalises_each_process_by_itself(trained):
-    others = [gradients(trained, who, WITH_GAN, model=1) for who in ("two", "accumulating", "one")]
-    assert distance(others[0], others[1]) < ROUNDING
-    assert distance(others[0], others[2]) > 100 * ROUNDING
+    groups = ("two", "accumulating", "one")
+    two, accumulating, one = (gradients(trained, group, WITH_GAN, model=1) for group in groups)
+    assert distance(two, accumulating) < ROUNDING
+    assert distance(two, one) > 100 * ROUNDING
 
 
 @pytest.mark.parametrize("name", [*QUANTIZERS, SYNCED, WITH_GAN])
 def test_training_ends_with_the_same_bits_on_both_processes(trained, name):
-    first, second = (each[name]["state"] for each in trained["two"])
+    first, second = (states[name]["state"] for states in trained["two"])
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["vq", "rotvq"])
-def test_codes_that_follow_means_end_where_those_of_one_process_do(trained, name):
-    of_two, of_one = (trained[who][0][name]["state"] for who in ("two", "one"))
+def test_moving_averages_end_where_those_of_one_process_do(trained, name):
+    of_two, of_one = (trained[group][0][name]["state"] for group in ("two", "one"))
     for key in ("quantizer.counts", "quantizer.sums", "quantizer.codebook"):
         torch.testing.assert_close(of_two[key], of_one[key], rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The run-time type checker of the tests: beartype, with an int as good as a float."""
+"""The run-time type checker of the tests: beartype, which accepts an int as a float."""
 
 from beartype import BeartypeConf, beartype
 

@@ -68,14 +68,6 @@ def test_tiled_assignment_matches_dense(score, route, tau, n, k, tile):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("spread", [1e-3, 30.0, 1e3])
-def test_widely_spread_and_crowded_codes_match_dense(score, spread):
-    z, codes = problem(23, 200, spread=spread)
-    for tau in (1e-3, 1.0, 10.0):
-        assert_equal_to_dense(z, codes, tau, tile=7, score=score)
-
-
-@pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("parts", [parts for size in (1, 2, 3) for parts in combinations(OUTPUTS, size)])
 def test_each_set_of_outputs_has_its_gradient(score, route, parts):
@@ -85,7 +77,7 @@ def test_each_set_of_outputs_has_its_gradient(score, route, parts):
 
 @given(
     n=st.integers(1, 40), k=st.integers(1, 400), c=st.integers(1, 9), tile=st.integers(1, 50),
-    tau=st.floats(1e-3, 10), spread=st.floats(1e-3, 100), score=st.sampled_from(SCORES),
+    tau=st.floats(1e-3, 10), spread=st.floats(1e-3, 1e3), score=st.sampled_from(SCORES),
     route=st.sampled_from(ROUTES), seed=st.integers(0, 2**20),
 )  # fmt: skip
 def test_any_problem_matches_dense(n, k, c, tile, tau, spread, score, route, seed):

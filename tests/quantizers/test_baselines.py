@@ -14,9 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lgq.ops.assignment import soft_assignment
 from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
-from lgq.quantizers.lfq import corner_usage
 
 Array = NDArray[np.float64]
 LOSS_FACTOR = 1.7  # weight of the loss beside the output, so that neither hides an error in the other
@@ -133,7 +131,7 @@ class MovingCodes:
 
 
 @pytest.mark.parametrize(("options", "beta"), [({}, 0.25), ({"commitment_weight": 0.7}, 0.7)])
-def test_vq_gives_the_nearest_code_and_the_weighted_commitment(options: dict[str, float], beta: float):
+def test_vq_gives_the_nearest_code_and_the_weighted_commitment(options, beta):
     codes, z, upstream = numbers(1, 8, 3), numbers(2, 20, 3), numbers(3, 20, 3)
     out = set_codes(VQ(3, 8, **options).double(), codes)(tensor(z))
     expected = nearest(z, codes)
@@ -148,24 +146,10 @@ def test_vq_gives_the_nearest_code_and_the_weighted_commitment(options: dict[str
     assert_close(actual["z"], upstream + LOSS_FACTOR * beta * 2 * (z - codes[expected]) / z.size)
 
 
-def test_vq_by_hand():
-    q = set_codes(VQ(2, 3).double(), [[0, 0], [2, 0], [0, 4]])
-    z = tensor([[0.9, 0], [1.5, 1], [-1, 3]], grad=True)
-    out = q(z)
-    assert out.indices.tolist() == [0, 1, 2]
-    assert_close(out.quantized, [[0, 0], [2, 0], [0, 4]])
-    # squares .81 | .25 + 1 | 1 + 1, over 6 elements
-    assert_close(out.terms["commitment"], 4.06 / 6)
-    assert_close(out.loss, 0.25 * 4.06 / 6)
-    out.loss.backward()
-    # .25 * 2 (z - q) / 6
-    assert_close(z.grad, [[0.075, 0], [-0.5 / 12, 1 / 12], [-1 / 12, -1 / 12]])
-
-
 @pytest.mark.parametrize(
     ("name", "options", "g"), [("vq", {}, 0.99), ("vq", {"decay": 0.5}, 0.5), ("rotvq", {}, 0.8)]
 )
-def test_ema_codes_follow_their_vectors_over_three_batches(name: str, options: dict[str, float], g: float):
+def test_ema_codes_follow_their_vectors_over_three_batches(name, options, g):
     codes = numbers(1, 6, 2)
     q = build_quantizer(name, 2, 6, **options).double()
     assert isinstance(q, VQ)
@@ -253,27 +237,19 @@ def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("clusters", [2, 4, 6])
-def test_kmeans_init_finds_the_centres_of_separated_clusters(clusters: int, seed: int):
+def test_kmeans_init_finds_the_centres_of_separated_clusters(clusters, seed):
     z, centres = separated_clusters(seed, clusters)
     q = VQ(2, clusters, init="kmeans", seed=seed).double()
-    q(tensor(z))
+    normal = q.codebook.clone()
+    q.eval()(tensor(z))
+    assert torch.equal(q.codebook, normal), "only training initializes the codebook"
+    q.train()(tensor(z))
     codes = array(q.codebook)
     distances = np.linalg.norm(centres[:, None] - codes, axis=2)
     assert sorted(distances.argmin(1)) == list(range(clusters)), f"centres {codes.round(1).tolist()}"
     assert distances.min(1).max() < 1e-8
-
-
-def test_kmeans_init_waits_for_the_first_training_batch_and_happens_once():
-    z, _ = separated_clusters(0, 2)
-    q = VQ(2, 2, init="kmeans").double()
-    normal = q.codebook.clone()
-    q.eval()(tensor(z))
-    assert torch.equal(q.codebook, normal)
-    q.train()(tensor(z))
-    centres = array(q.codebook)
-    assert np.linalg.norm(centres, axis=1).min() > 9
-    q(tensor(-0.1 * z))  # a second batch moves the codes by running means only
-    reference = MovingCodes(centres, 0.99)
+    q(tensor(-0.1 * z))  # a second batch moves the codes by moving averages only
+    reference = MovingCodes(codes, 0.99)
     reference.batch(z)
     reference.batch(-0.1 * z)
     assert_close(q.codebook, reference.codes, 1e-8)
@@ -298,7 +274,7 @@ def rotvq(codes: object, **options: float) -> VQ:
 
 
 @pytest.mark.parametrize(("options", "beta"), [({}, 1.0), ({"commitment_weight": 0.3}, 0.3)])
-def test_rotvq_turns_the_gradient_by_the_explicit_matrix(options: dict[str, float], beta: float):
+def test_rotvq_turns_the_gradient_by_the_explicit_matrix(options, beta):
     codes, z, upstream = numbers(1, 8, 3), numbers(2, 20, 3), numbers(3, 20, 3)
     expected = np.zeros_like(z)
     for i, k in enumerate(nearest(z, codes)):
@@ -375,7 +351,7 @@ def bare(module: FSQ | LFQ) -> FSQ | LFQ:
         start=1,
     )),
 )  # fmt: skip
-def test_fsq_has_the_levels_of_the_table(bits: int, levels: tuple[int, ...]):
+def test_fsq_has_the_levels_of_the_table(bits, levels):
     q = FSQ(3, 2**bits)
     assert tuple(q.levels.tolist()) == levels
     assert q.project_in.weight.shape == (len(levels), 3)
@@ -383,7 +359,7 @@ def test_fsq_has_the_levels_of_the_table(bits: int, levels: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("levels", [(8, 8, 8, 8, 4), (8, 5, 5, 5), (3, 2), (2,), (7, 6, 4)])
-def test_fsq_bounds_rounds_and_projects_as_published(levels: tuple[int, ...]):
+def test_fsq_bounds_rounds_and_projects_as_published(levels):
     q = FSQ(4, math.prod(levels), levels=levels).double()
     p = fill(q, 20, scale=0.8)
     z = numbers(2, 60, 4)
@@ -414,40 +390,14 @@ def test_fsq_gradient_is_that_of_the_bound_between_the_projections():
 
 
 @pytest.mark.parametrize(
-    ("levels", "rounded"),
-    # of the bounds -.706 -.107 -.043 -.024 -.001 | -.963 -.462 0 .291 .963 | -1.893 -.728 -.0004 .353 .971 |
-    # -1.926 -.923 0 .582 1.926 | -3.830 -1.695 -.00001 .958 2.902
-    [
-        (2, [-1, 0, 0, 0, 0]),
-        (3, [-1, 0, 0, 0, 1]),
-        (4, [-2, -1, 0, 0, 1]),
-        (5, [-2, -1, 0, 1, 2]),
-        (8, [-4, -2, 0, 1, 3]),
-    ],
-)
-def test_fsq_levels_by_hand(levels: int, rounded: list[int]):
-    q = bare(FSQ(1, levels, levels=(levels,)).double())
-    out = q(tensor([[-2.0], [-0.5], [0.0], [0.3], [2.0]]))
-    assert out.indices.tolist() == [level + levels // 2 for level in rounded]
-    assert_close(out.quantized[:, 0], [level / (levels // 2) for level in rounded])
-
-
-@pytest.mark.parametrize(
     ("latent", "level"),
     # Borders of 8 levels with tan and 1 - 1e-3: -1.42970, .15022, 1.14173. With atanh and 1 + 1e-3
     # they are -1.42295, .14989, 1.13556, and each of these latents would fall on the other side.
     [(-1.426, -3), (0.15, 0), (1.138, 2)],
 )
-def test_fsq_is_not_the_common_port_with_atanh(latent: float, level: int):
+def test_fsq_is_not_the_common_port_with_atanh(latent, level):
     q = bare(FSQ(1, 8).double())
     assert q(tensor([[latent]])).indices.tolist() == [level + 4]
-
-
-def test_fsq_outermost_latents_stay_on_the_outermost_levels():
-    q = bare(FSQ(2, 40, levels=(8, 5)).double())
-    out = q(tensor([[-50, -50], [50, -50], [-50, 50], [50, 50]]))
-    assert out.indices.tolist() == [0, 7, 32, 39]
-    assert_close(out.quantized, [[-1, -1], [0.75, -1], [-1, 1], [0.75, 1]])
 
 
 def test_fsq_codebook_counts_with_the_first_dimension_fastest():
@@ -482,10 +432,8 @@ LFQ_SETTINGS = [
 
 
 @pytest.mark.parametrize(("options", "w_entropy", "w_commitment", "inverse"), LFQ_SETTINGS)
-@pytest.mark.parametrize("bits", [1, 2, 5])
-def test_lfq_matches_the_dense_softmax_over_all_corners(
-    bits: int, options: dict[str, float], w_entropy: float, w_commitment: float, inverse: float
-):
+@pytest.mark.parametrize("bits", [1, 2, 5, 8])
+def test_lfq_matches_the_dense_softmax_over_all_corners(bits, options, w_entropy, w_commitment, inverse):
     q = LFQ(4, 2**bits, **options).double()
     p = fill(q, 30, scale=0.02)
     z, upstream = numbers(2, 24, 4), numbers(3, 24, 4)
@@ -537,15 +485,6 @@ def test_lfq_codebook_is_the_index_in_binary_lowest_bit_first():
     assert_close(LFQ(3, 64).codebook, corners(6))
 
 
-@pytest.mark.parametrize("bits", [1, 3, 6, 9])
-def test_lfq_usage_and_entropy_match_the_tiled_op(bits: int):
-    q = bare(LFQ(bits, 2**bits).double())
-    x = tensor(numbers(bits, 40, bits, scale=0.01))
-    usage = soft_assignment(x, tensor(corners(bits)), 1 / 200, score="dot").usage
-    assert_close(corner_usage(x, 100.0), array(usage))
-    assert_close(q(x).terms["batch_entropy"], entropy(array(usage)))
-
-
 def test_lfq_entropies_are_exact_for_nearly_hard_assignments():
     q = bare(LFQ(4, 16).double())
     x = np.concatenate([numbers(2, 20, 4), [[1e-4, 2.0, -3.0, 0.0]]])
@@ -576,9 +515,7 @@ SIMVQ_SETTINGS = [
 
 
 @pytest.mark.parametrize(("options", "weight", "commitment"), SIMVQ_SETTINGS)
-def test_simvq_matches_the_formula_with_its_stop_gradients(
-    options: dict[str, object], weight: float, commitment: float
-):
+def test_simvq_matches_the_formula_with_its_stop_gradients(options, weight, commitment):
     q = SimVQ(3, 12, **options).double()
     p = fill(q, 40, scale=0.7)
     z, upstream = numbers(2, 20, 3), numbers(3, 20, 3)
@@ -599,24 +536,8 @@ def test_simvq_matches_the_formula_with_its_stop_gradients(
     assert_same_values_and_gradients(q, formula, z, p, upstream)
 
 
-def test_simvq_by_hand():
-    q = SimVQ(1, 2, transform="linear", weight=1.0).double()
-    with torch.no_grad():
-        q.rows.copy_(tensor([[1], [-1]]))
-        q.transform.weight.fill_(2.0)
-    z = tensor([[1.5], [-3]], grad=True)
-    out = q(z)
-    assert out.indices.tolist() == [0, 1]
-    assert_close(out.quantized, [[2], [-2]])
-    assert_close(out.loss, 1.25 * (0.25 + 1) / 2)
-    out.loss.backward()
-    # .25 (z - q); and (q - z) row = (.5)(1) + (1)(-1), which are the means of two vectors
-    assert_close(z.grad, [[-0.125], [-0.25]])
-    assert_close(q.transform.weight.grad, [[-0.5]])
-
-
 @pytest.mark.parametrize("transform", ["mlp", "linear"])
-def test_simvq_rows_never_learn(transform: str):
+def test_simvq_rows_never_learn(transform):
     q = SimVQ(3, 12, transform=transform)
     rows = q.rows.clone()
     assert not q.rows.requires_grad
@@ -643,7 +564,7 @@ def test_simvq_rows_never_learn(transform: str):
     ],
     ids=["simvq", "vq", "ibq", "ibq with init_std"],
 )
-def test_initial_codes_are_normal_with_the_stated_deviation(codes: Callable[[], Tensor], std: float):
+def test_initial_codes_are_normal_with_the_stated_deviation(codes, std):
     initial = codes().detach()
     assert initial.std().item() == pytest.approx(std, rel=0.02)
     assert abs(initial.mean().item()) < 0.02 * std
@@ -683,7 +604,7 @@ def ibq_formula(w_codebook: float, w_entropy: float, temperature: float) -> Form
 @pytest.mark.parametrize(("options", "w_codebook", "w_entropy", "temperature"), IBQ_SETTINGS)
 @pytest.mark.parametrize("scale", [0.1, 0.3, 1.0])
 def test_ibq_matches_the_dense_formula_with_its_stop_gradients(
-    scale: float, options: dict[str, float], w_codebook: float, w_entropy: float, temperature: float
+    scale, options, w_codebook, w_entropy, temperature
 ):
     q = IBQ(3, 10, **options).double()
     p = fill(q, 50, scale=scale)
@@ -765,31 +686,6 @@ def test_residual_is_the_sum_of_stages_by_hand():
         "commitment/2": 0.0425,
     }
     assert q.encode(tensor(LATENTS)).tolist() == INDICES
-
-
-def test_residual_composes_stages_of_any_kind():
-    z = numbers(2, 20, 3)
-    vq, simvq, ibq = VQ(3, 8), SimVQ(3, 9, transform="linear", weight=1.0), IBQ(3, 10)
-    q = Residual([vq, simvq, ibq]).double()
-    moved_rows = array(simvq.rows) @ fill(simvq, 40)["transform.weight"].T
-    codes = [numbers(1, 8, 3), moved_rows, fill(ibq, 50)["codebook"]]
-    set_codes(vq, codes[0])
-    rest, total, loss, indices = z, np.zeros_like(z), 0.0, []
-    for i in range(3):
-        chosen = nearest(rest, codes[i]) if i < 2 else [int(np.argmax(codes[i] @ row)) for row in rest]
-        distance = mse(rest, codes[i][chosen])
-        loss += (0.25, 1.25, 2.25)[i] * distance
-        if i == 2:
-            p = softmax(rest @ codes[2].T / 0.01)
-            loss += 0.05 * np.mean([entropy(row) for row in p])
-            loss += 0.05 * sum(x * math.log(x + 1e-5) for x in p.mean(0))
-        indices.append(chosen)
-        total = total + codes[i][chosen]
-        rest = rest - codes[i][chosen]
-    out = q(tensor(z))
-    assert out.indices.tolist() == np.transpose(indices).tolist()
-    assert_close(out.quantized, total)
-    assert_close(out.loss, loss)
 
 
 def test_residual_gradient_is_that_of_the_sum_with_nothing_detached():
@@ -875,7 +771,7 @@ def codes_are_shared(stages: list[VQ | LGQ | SimVQ | IBQ | FSQ | LFQ]) -> bool:
     ],
     ids=["vq", "lgq", "simvq", "ibq", "vq with seeds", "kinds", "sizes"],
 )
-def test_residual_gives_stages_with_equal_seeds_different_ones(make: Callable[[], list[VQ]]):
+def test_residual_gives_stages_with_equal_seeds_different_ones(make):
     stages = make()
     Residual(stages)
     assert len({stage.seed for stage in stages}) == len(stages)
