@@ -74,8 +74,8 @@ def test_inpainting_keeps_every_token_outside_the_mask_to_the_last_bit(stages: i
     mask = torch.zeros(2, 4, 4, dtype=torch.bool)
     mask[:, :, 2:] = True
     drawn = [maskgit.inpaint(tokens, mask, CLASSES, QUICK, seed=seed) for seed in range(3)]
-    assert all(torch.equal(one[:, :, :2], tokens[:, :, :2]) for one in drawn)
-    assert all((one[:, :, 2:] < CODES).all() for one in drawn)
+    assert all(torch.equal(redrawn[:, :, :2], tokens[:, :, :2]) for redrawn in drawn)
+    assert all((redrawn[:, :, 2:] < CODES).all() for redrawn in drawn)
     assert not torch.equal(drawn[0], drawn[1])
 
 

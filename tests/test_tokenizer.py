@@ -45,8 +45,8 @@ def train_a_step(tokenizer: Tokenizer) -> None:
     optimizer.step()
 
 
-def same_weights(one: Tokenizer, other: Tokenizer) -> bool:
-    first, second = one.state_dict(), other.state_dict()
+def same_weights(left: Tokenizer, right: Tokenizer) -> bool:
+    first, second = left.state_dict(), right.state_dict()
     return first.keys() == second.keys() and all(
         first[name].dtype == second[name].dtype and torch.equal(first[name], second[name]) for name in first
     )
@@ -259,10 +259,10 @@ def test_a_saved_directory_holds_settings_weights_and_a_card(saved):
 
 def test_saving_again_keeps_an_edited_card_and_replaces_the_rest(saved):
     (saved / "README.md").write_text("my own words")
-    other = build("fsq")
-    other.save_pretrained(saved)
+    fsq = build("fsq")
+    fsq.save_pretrained(saved)
     assert (saved / "README.md").read_text() == "my own words"
-    assert Tokenizer.from_pretrained(saved).fingerprint() == other.fingerprint()
+    assert Tokenizer.from_pretrained(saved).fingerprint() == fsq.fingerprint()
 
 
 def test_a_directory_is_saved_and_loaded_without_the_network(calls_to_the_network, tmp_path):

@@ -103,7 +103,7 @@ def split_key(member: str) -> tuple[str, str]:
 
 
 def member_name(shard: str, member: str) -> str:
-    """Return the name of an image within its data set: the shard's file name, and its path in there."""
+    """Return the name of an image within its data set: file name of the shard, and path in it."""
     if len(member) > _LONGEST_NAME:
         raise DataError(f"{shard}: {member:.40}... is a name of over {_LONGEST_NAME:,} characters.")
     # Without `/` and `..` at the front: somebody may write a file of this name one day.

@@ -245,26 +245,28 @@ class TokenMeaning:
         Shards name classes up to their largest label only.
         """
         tokens.require_fingerprint(self.fingerprint)
-        difference = self._difference(TokenMeaning.of(tokens))
+        difference = self._difference(tokens.encoding)
         if difference is not None:
             raise TokenError(f"{tokens.path} does not suit {self.owner}: {difference}.")
 
-    def _difference(self, other: "TokenMeaning") -> str | None:
+    def _difference(self, encoding: Encoding) -> str | None:
         """Describe the first difference and the way out."""
         for name in ("codebook_size", "stages"):
-            given, expected = getattr(other, name), getattr(self, name)
+            given, expected = getattr(encoding, name), getattr(self, name)
             if given != expected:
                 return f"its {name} is {given}, not {expected}; use the same tokenizer"
-        if other.grid != self.grid:
-            given, expected, size = (f"{h} x {w}" for h, w in (other.grid, self.grid, [self.image_size] * 2))
+        if encoding.grid != self.grid:
+            given, expected, size = (
+                f"{h} x {w}" for h, w in (encoding.grid, self.grid, [self.image_size] * 2)
+            )
             return f"its grid is {given}, not {expected}; encode images of {size} pixels"
         way_out = "encode images of the same classes, in the same order"
-        for number, (given, expected) in enumerate(zip(other.classes, self.classes, strict=False)):
+        for number, (given, expected) in enumerate(zip(encoding.classes, self.classes, strict=False)):
             if given != expected:
                 return f"its class {number} is {given!r}, not {expected!r}; {way_out}"
         # Labels of images without classes are no first class, whatever that is called.
-        if len(other.classes) > len(self.classes) or bool(other.classes) != bool(self.classes):
-            given, expected = (_count_of(meaning.classes) for meaning in (other, self))
+        if len(encoding.classes) > len(self.classes) or bool(encoding.classes) != bool(self.classes):
+            given, expected = (_count_of(owner.classes) for owner in (encoding, self))
             return f"it has {given}, and {self.owner} has {expected}; {way_out}"
         return None
 

@@ -25,9 +25,9 @@ def test_a_command_gives_what_the_file_gives(tmp_path, style):
     members = [("a.cls", b" 3\n"), ("a.PNG", picture(1)), ("a.json", b"{}"), ("a.seg.png", b"a mask")]
     members += [(f"{long}.jpg", picture(2, "JPEG")), ("/x/../b.webp", picture(3, "WEBP")), ("b/c.cls", b"7")]
     path = write_tar(tmp_path / "a.tar", members, format=style)
-    found = list(piped_images(f"cat {path}", "a.tar"))
-    assert found == list(ShardDataset([path]))
-    assert [image.label for image in found] == [3, None, None]
+    images = list(piped_images(f"cat {path}", "a.tar"))
+    assert images == list(ShardDataset([path]))
+    assert [image.label for image in images] == [3, None, None]
 
 
 def test_links_are_not_followed_and_other_members_are_passed_over(tmp_path):
@@ -71,7 +71,7 @@ def test_a_damaged_header_is_no_end(tmp_path, place):
 def test_compressed_shards_and_other_files_are_refused(tmp_path):
     path = write_shard(tmp_path / "a.tar", 0, 2)
     assert "uncompressed" in failure(f"gzip -c {path}")
-    assert "uncompressed" in failure("echo not found")
+    assert "uncompressed" in failure("echo not images")
     assert "more follows after its end" in failure(f"cat {path} {path}")
 
 

@@ -42,7 +42,8 @@ def content(folder):
 def stems(images, *, skip=0):
     """Bytes, label, and name without the suffix, which says the format of the bytes in a shard."""
     return [
-        (each.data, each.label, "/".join(each.name.split("/")[skip:]).rpartition(".")[0]) for each in images
+        (image.data, image.label, "/".join(image.name.split("/")[skip:]).rpartition(".")[0])
+        for image in images
     ]
 
 
@@ -52,12 +53,12 @@ def readable(folder):
 
 def test_shards_hold_bytes_labels_names_and_classes_of_a_folder(photos, tmp_path):
     index = shard(FolderDataset(photos), tmp_path / "out", shard_size=4)
-    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
-    assert stems(found, skip=1) == stems(readable(photos))
-    assert found.classes == FolderDataset(photos).classes == ("cat", "dog")
+    dataset = open_dataset(f"{tmp_path}/out/{index.pattern}")
+    assert stems(dataset, skip=1) == stems(readable(photos))
+    assert dataset.classes == FolderDataset(photos).classes == ("cat", "dog")
     assert [record.images for record in index.shards] == [4, 4, 1]
     assert index.images == 9
-    assert all((tmp_path / "out" / each.file).stat().st_size == each.bytes for each in index.shards)
+    assert all((tmp_path / "out" / record.file).stat().st_size == record.bytes for record in index.shards)
 
 
 def test_what_cannot_be_stored_is_listed_with_the_reason(photos, tmp_path):
@@ -65,7 +66,7 @@ def test_what_cannot_be_stored_is_listed_with_the_reason(photos, tmp_path):
     assert set(index.broken) == {"dog/damaged.jpg", "dog/drawing.gif"}
     assert "not GIF: convert it" in index.broken["dog/drawing.gif"]
     written = json.loads((tmp_path / "out/index.json").read_text())
-    assert [name for each in written["shards"] for name, _ in each["broken"]] == list(index.broken)
+    assert [name for record in written["shards"] for name, _ in record["broken"]] == list(index.broken)
 
 
 def test_a_stream_of_the_shards_has_the_same_images(photos, tmp_path):
@@ -79,9 +80,9 @@ def test_a_seed_shuffles_and_none_keeps_the_order(tmp_path):
     orders = []
     for out, seed in (("none", None), ("0", 0), ("0 again", 0), ("1", 1)):
         shard(source, tmp_path / out, seed=seed)
-        found = ShardDataset([tmp_path / out / "shard-000000.tar"])
-        assert all(image.data == picture(image.label) for image in found)
-        orders.append([image.label for image in found])
+        dataset = ShardDataset([tmp_path / out / "shard-000000.tar"])
+        assert all(image.data == picture(image.label) for image in dataset)
+        orders.append([image.label for image in dataset])
     assert orders[0] == list(range(30))
     assert orders[1] == orders[2]
     assert len({tuple(order) for order in orders}) == 3
@@ -120,9 +121,9 @@ def test_names_that_would_share_a_key_get_their_own(tmp_path):
     (folder / os.fsdecode(b"\xff.png")).write_bytes(picture(9))
     (folder / ("x" * 200 + ".png")).write_bytes(picture(10))
     index = shard(FolderDataset(folder), tmp_path / "out")
-    found = open_dataset(f"{tmp_path}/out/{index.pattern}")
-    assert [image.data for image in found] == [image.data for image in FolderDataset(folder)]
-    assert len({image.name.partition(".tar/")[2].rpartition(".")[0] for image in found}) == 5
+    dataset = open_dataset(f"{tmp_path}/out/{index.pattern}")
+    assert [image.data for image in dataset] == [image.data for image in FolderDataset(folder)]
+    assert len({image.name.partition(".tar/")[2].rpartition(".")[0] for image in dataset}) == 5
 
 
 def test_workers_and_times_and_owners_do_not_change_a_byte(photos, tmp_path):
@@ -131,7 +132,7 @@ def test_workers_and_times_and_owners_do_not_change_a_byte(photos, tmp_path):
     shard(FolderDataset(photos), tmp_path / "b", shard_size=4, seed=3, workers=2)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     with tarfile.open(tmp_path / "a/shard-000000.tar") as tar:
-        assert {(each.mtime, each.uid, each.gid, each.uname) for each in tar} == {(0, 0, 0, "")}
+        assert {(member.mtime, member.uid, member.gid, member.uname) for member in tar} == {(0, 0, 0, "")}
 
 
 class Stopping:

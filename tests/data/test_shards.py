@@ -73,8 +73,8 @@ def test_forked_readers_do_not_disturb_each_other(tmp_path):
     dataset = ShardDataset([write_shard(tmp_path / "a.tar", 0, 60)])
     expected = [dataset[i].data for i in range(60)]
     with get_context("fork").Pool(2) as pool:
-        found = pool.map(dataset.__getitem__, list(range(60)) * 3, chunksize=1)
-    assert [item.data for item in found] == expected * 3
+        images = pool.map(dataset.__getitem__, list(range(60)) * 3, chunksize=1)
+    assert [item.data for item in images] == expected * 3
 
 
 def test_more_shards_than_files_may_be_open(tmp_path):
@@ -133,19 +133,19 @@ def test_a_label_that_is_no_class_is_named(tmp_path, label):
         ShardDataset([path])
 
 
-def break_shard(whole, how):
+def break_shard(whole, damage):
     return {
         "empty": b"",
         "text": b"not found" * 200,
         "cut in an image": whole[: 512 * 5 + 100],
         "cut in a header": whole[: 512 * 8 + 100],
         "damaged header": whole[: 512 * 8] + b"\xff" * 512 + whole[512 * 9 :],
-    }[how]
+    }[damage]
 
 
-@pytest.mark.parametrize("how", ["empty", "text", "cut in an image", "cut in a header", "damaged header"])
-def test_a_file_that_is_no_whole_tar_is_one_clear_error(tmp_path, how):
+@pytest.mark.parametrize("damage", ["empty", "text", "cut in an image", "cut in a header", "damaged header"])
+def test_a_file_that_is_no_whole_tar_is_one_clear_error(tmp_path, damage):
     path = write_shard(tmp_path / "a.tar", 0, 9)
-    path.write_bytes(break_shard(path.read_bytes(), how))
+    path.write_bytes(break_shard(path.read_bytes(), damage))
     with pytest.raises(DataError, match=r"a\.tar is"):
         ShardDataset([path])

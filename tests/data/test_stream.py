@@ -31,7 +31,7 @@ def draw(data, reader=0, readers=1, *, seed=0, epochs=2):
 
 
 def names(drawn):
-    return [each.image.name for each in drawn]
+    return [streamed.image.name for streamed in drawn]
 
 
 @given(
@@ -46,10 +46,10 @@ def test_every_epoch_has_every_image_once_over_all_readers(sizes, readers, buffe
     data = Listed(sizes, buffer=buffer)
     drawn = [draw(data, reader, readers, seed=seed, epochs=3) for reader in range(readers)]
     for epoch in range(3):
-        seen = [each.image.name for part in drawn for each in part if each.epoch == epoch]
+        seen = [streamed.image.name for part in drawn for streamed in part if streamed.epoch == epoch]
         assert sorted(seen) == sorted(f"{i}/{j}" for i, size in enumerate(sizes) for j in range(size))
     for part in drawn:
-        epochs = [each.epoch for each in part]
+        epochs = [streamed.epoch for streamed in part]
         assert epochs == sorted(epochs)
         assert set(epochs) == {0, 1, 2}
 
@@ -62,8 +62,8 @@ def test_every_epoch_has_every_image_once_over_all_readers(sizes, readers, buffe
 @settings(max_examples=20)
 def test_a_reader_goes_on_from_any_place(sizes, buffer, reader):
     drawn = draw(Listed(sizes, buffer=buffer), reader, 2)
-    for done, each in enumerate(drawn, 1):
-        rest = endless_images(Listed(sizes, buffer=buffer), each.place, seed=0, readers=2)
+    for done, streamed in enumerate(drawn, 1):
+        rest = endless_images(Listed(sizes, buffer=buffer), streamed.place, seed=0, readers=2)
         assert list(islice(rest, len(drawn) - done)) == drawn[done:]
 
 
@@ -102,8 +102,8 @@ def test_images_of_several_shards_mix_within_the_buffer():
 
 def test_an_image_has_the_same_number_in_every_epoch_and_no_other_has_it():
     drawn = draw(Listed([5, 6, 7], buffer=4))
-    numbers = {each.image.name: each.number for each in drawn}
-    assert all(numbers[each.image.name] == each.number for each in drawn)
+    numbers = {streamed.image.name: streamed.number for streamed in drawn}
+    assert all(numbers[streamed.image.name] == streamed.number for streamed in drawn)
     assert len(set(numbers.values())) == 18
 
 
@@ -114,7 +114,7 @@ def test_a_real_command_runs_when_its_turn_comes(tmp_path):
     readable = sum([3, 1, 2][shard] for shard in order[: order.index(1)])
     images = endless_images(data, Place(0), seed=0, readers=1)
     before = list(islice(images, max(0, readable - data.buffer)))
-    assert len({each.number for each in before}) == len(before)
+    assert len({streamed.number for streamed in before}) == len(before)
     with pytest.raises(DataError, match=r"t-1\.tar cannot be read: .* exit status 1"):
         list(images)
 

@@ -66,7 +66,7 @@ def test_each_rank_finds_its_place_among_those_of_all(data):
 def test_the_augmentation_belongs_to_seed_epoch_and_image(data):
     crop = RandomCrop(smallest_area=0.2)
     batches = stream(data, replace(SMALL, seed=5, crop=crop), batches=8)
-    seen = [each for batch in batches for each in zip(batch.images, batch.indices, batch.labels, strict=True)]
+    seen = [item for batch in batches for item in zip(batch.images, batch.indices, batch.labels, strict=True)]
     for place, (image, index, label) in enumerate(seen):
         stored = StoredImage(picture(int(label)), "a")
         cut = random_crop(stored.size, crop, seed=5, epoch=place // 13, index=int(index))

@@ -77,10 +77,10 @@ def test_half_of_the_images_are_mirrored_and_which_belongs_to_seed_epoch_and_ind
         visits = zip(torch.cat([batch.tokens for batch in batches]), indices(batches), strict=True)
         return {(i // 200, index): bool(row[0] != 6 * index) for i, (row, index) in enumerate(visits)}
 
-    found, of_another_seed = mirrored(SMALL), mirrored(replace(SMALL, seed=1))
-    assert 300 < sum(found.values()) < 500
-    assert found == mirrored(replace(SMALL, batch_size=25))
-    by_epoch = [[found[epoch, i] for i in range(200)] for epoch in range(4)]
+    flips, of_another_seed = mirrored(SMALL), mirrored(replace(SMALL, seed=1))
+    assert 300 < sum(flips.values()) < 500
+    assert flips == mirrored(replace(SMALL, batch_size=25))
+    by_epoch = [[flips[epoch, i] for i in range(200)] for epoch in range(4)]
     by_epoch.append([of_another_seed[0, i] for i in range(200)])
     agreement = np.corrcoef(np.array(by_epoch, dtype=float)) - np.eye(5)
     assert np.abs(agreement).max() < 0.3

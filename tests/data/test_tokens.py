@@ -199,8 +199,8 @@ def test_no_bit_of_any_file_may_differ(folder):
 def test_files_that_are_cut_short_longer_or_missing_are_refused(folder):
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
-        for other in (b"", data[: len(data) // 2], data[:-1], data + b" ", None):
-            path.unlink() if other is None else path.write_bytes(other)
+        for content in (b"", data[: len(data) // 2], data[:-1], data + b" ", None):
+            path.unlink() if content is None else path.write_bytes(content)
             with pytest.raises(TokenError, match=path.name):
                 list(TokenDataset(folder))
         path.write_bytes(data)

@@ -76,8 +76,8 @@ def test_half_of_the_crops_are_mirrored_and_flip_decides():
 def test_seed_epoch_and_index_each_change_the_crop():
     base = crops(count=50)
     assert base == crops(count=50)
-    for other in (crops(count=50, seed=1), crops(count=50, epoch=1), crops(count=51)[1:]):
-        assert sum(a == b for a, b in zip(base, other, strict=True)) < 5
+    for changed in (crops(count=50, seed=1), crops(count=50, epoch=1), crops(count=51)[1:]):
+        assert sum(a == b for a, b in zip(base, changed, strict=True)) < 5
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_draft_decoding_barely_changes_a_crop():
     x, y = np.meshgrid(np.linspace(0, 9, 700), np.linspace(0, 7, 500))
     smooth = (127 + 120 * np.stack([np.sin(x), np.sin(y), np.sin(x + y)], -1)).astype(np.uint8)
     crop = Crop(130, 50, 400, 300)
-    lossless, lossy = (render(store(smooth, *how), crop, 32) for how in (("PNG",), ("JPEG",)))
+    lossless, lossy = (render(store(smooth, *options), crop, 32) for options in (("PNG",), ("JPEG",)))
     assert (lossless - lossy).abs().max() < 0.06
 
 

@@ -113,8 +113,8 @@ def test_labels_and_classes_are_those_of_the_folder(encoded):
 
 
 def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_path, photos, encoded):
-    other = encode(build().train(), photos, tmp_path, workers=1, shard_size=4)
-    for item, expected in zip(other, TokenDataset(encoded), strict=True):
+    again = encode(build().train(), photos, tmp_path, workers=1, shard_size=4)
+    for item, expected in zip(again, TokenDataset(encoded), strict=True):
         assert torch.equal(item.tokens, expected.tokens)
         assert item[1:] == expected[1:]
 
@@ -262,13 +262,13 @@ def test_another_tokenizer_beside_tokens_is_refused(tmp_path, photos, tokenizer)
 
 
 def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):
-    other = build(seed=1)
+    stranger = build(seed=1)
     with pytest.raises(TokenError, match="use the one that encoded it"):
-        decode(other, encoded, tmp_path / "out")
+        decode(stranger, encoded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     before = contents(encoded)
     with pytest.raises(TokenError, match="its fingerprint is"):
-        encode(other, photos, encoded)
+        encode(stranger, photos, encoded)
     assert contents(encoded) == before
 
 

@@ -136,9 +136,9 @@ def test_a_mask_of_another_size_than_its_image_is_refused(size, shown):
 
 
 def test_mistakes_are_named(tmp_path):
-    dark, other = save(np.zeros((16, 20)), tmp_path / "dark.png"), save(np.zeros((9, 8)), tmp_path / "o.png")
+    dark, small = save(np.zeros((16, 20)), tmp_path / "dark.png"), save(np.zeros((9, 8)), tmp_path / "o.png")
     with pytest.raises(LGQError, match=r"8 x 9 pixels, and the image .* has 20 x 16 pixels"):
-        _read_mask(other, dark, SIDE)
+        _read_mask(small, dark, SIDE)
     with pytest.raises(LGQError, match="no bright pixel"):
         _read_mask(dark, dark, SIDE)
     with pytest.raises(ValueError, match=r"gone\.png: No such file"):
