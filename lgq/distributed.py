@@ -27,8 +27,8 @@ def join_processes() -> torch.device:
         dist.init_process_group(backend, timeout=timedelta(days=1))
     if world_size() != expected:
         raise LGQError(
-            f"WORLD_SIZE is {expected}, but the process group has {world_size()} processes: start with "
-            "torchrun, or unset WORLD_SIZE."
+            f"WORLD_SIZE is {expected}, but the process group has {world_size()} processes: start all "
+            "processes with torchrun, which sets both."
         )
     if accelerator is None:
         return torch.device("cpu")
