@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -34,8 +35,7 @@ class Networks(NamedTuple):
 
 def require_feasible(run: TokenizerRun) -> None:
     """Refuse images too small for the discriminator, and networks too large for the memory."""
-    smallest = PatchDiscriminator().min_side
-    if run.loss.gan and run.image_size < smallest:
+    if run.loss.gan and run.image_size < (smallest := PatchDiscriminator().min_side):
         raise LGQError(
             f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "
             "use larger images, or set loss.gan=0."
@@ -44,8 +44,12 @@ def require_feasible(run: TokenizerRun) -> None:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             # Weights, gradients and AdamW's two averages, in float32: a lower bound.
             needed = 4 * 4 * sum(_tokenizer(run).parameter_counts().values())
-    except (RuntimeError, OverflowError, TypeError) as error:  # sizes that no tensor can have
-        raise LGQError(f"no tokenizer has these sizes ({error!s:.200}): choose smaller ones.") from error
+    except (RuntimeError, OverflowError, TypeError) as error:
+        # Other errors of these types are bugs, and keep their traceback.
+        if not re.search("overflow|too large|allocate memory", str(error), re.IGNORECASE):
+            raise
+        reason = " ".join(str(error).split())
+        raise LGQError(f"no tokenizer has these sizes ({reason:.200}): choose smaller ones.") from error
     if needed > _total_memory():
         raise LGQError(
             f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and this machine has "

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from leftovers import NO_TENSORBOARD
 
+from lgq.errors import LGQError
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.loop import DivergedError
 from lgq.training.settings import TokenizerRun
@@ -30,7 +31,6 @@ KILLED = 137
 """Exit code of a killed process: nothing that it holds in memory reaches the disk."""
 PATIENCE = 300.0
 """Seconds after which a process counts as hanging, even on a busy machine."""
-
 
 _write = os.write  # a fault may replace os.write
 
@@ -173,7 +173,7 @@ def _exit_code(order: Order) -> int:
         return train(order.run, order.data, order.out).exit_code
     except KeyboardInterrupt:
         return STOPPED
-    except ValueError as error:
+    except LGQError as error:
         order.notes.add("error", error)
         return DIVERGED if isinstance(error, DivergedError) else REFUSED
     except BaseException:
