@@ -139,8 +139,8 @@ class Batch(NamedTuple):
     """Numbers of the images in their data set."""
     names: list[str]
     position: Any
-    """Where `stream` continues after this batch: the number of images taken over all ranks, including this
-    batch, or the places of the readers of a `StreamLoader`."""
+    """Position at which `stream` continues: the number of images taken over all ranks, including this batch,
+    or the places of the readers of a `StreamLoader`."""
 
 
 class ImageLoader:

@@ -117,7 +117,7 @@ def require_random_access(data: ImageDataset, use: str) -> None:
 
 
 class Place(NamedTuple):
-    """Where a reader is."""
+    """Place of a reader in its stream."""
 
     reader: int
     epoch: int = 0
@@ -137,7 +137,7 @@ class StreamedImage(NamedTuple):
     number: int
     """Shard and place in the shard, in one number: the same in every epoch."""
     place: Place
-    """Where its reader continues after it."""
+    """Place at which its reader continues."""
 
 
 class _Item(NamedTuple):

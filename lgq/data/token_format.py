@@ -72,7 +72,7 @@ class Encoding:
     image_size: int
     """Side in pixels of the square images that were encoded."""
     flips: bool
-    """Whether each image has a second encoding, of its mirror image."""
+    """True if each image has a second encoding, of its mirror image."""
     classes: tuple[str, ...]
     """Names of the classes: label i is `classes[i]`."""
     source: str

@@ -38,7 +38,7 @@ class TokenLoaderSettings(BatchSettings):
     """Settings of how tokens become batches."""
 
     flips: bool = True
-    """Whether `stream` mirrors images at random with probability 0.5, where the data has mirrored ones."""
+    """Mirror images of `stream` with probability 0.5, where the data has mirrored ones."""
 
 
 class TokenLoader:

@@ -211,7 +211,7 @@ def _why_no_header(folder: Path, error: OSError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeaning:
-    """What the tokens of a data set or of a generator stand for."""
+    """Meaning of the tokens of a data set or of a generator."""
 
     owner: str
     """The data set or generator, as errors name it."""

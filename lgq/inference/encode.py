@@ -3,8 +3,8 @@
     tokens = encode("runs/photos", "photos", "tokens")
     tokens[0].tokens, tokens[0].label, tokens[0].name, tokens.broken
 
-A copy of the tokenizer, in tokens/tokenizer/, makes the tokens complete: whoever trains on them can decode
-them. Under torchrun, each process encodes a share.
+A copy of the tokenizer, in tokens/tokenizer/, makes the tokens complete: they can be decoded without the run.
+Under torchrun, each process encodes a share.
 """
 
 import time
@@ -98,7 +98,7 @@ def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
     folder = tokens.path / TOKENIZER
     if not folder.is_dir():
         raise TokenError(
-            f"{tokens.path} holds no {TOKENIZER}/, by which its tokens can be decoded: {AGAIN}, or name the "
+            f"{tokens.path} holds no {TOKENIZER}/, which decodes its tokens: {AGAIN}, or give the "
             "tokenizer yourself."
         )
     tokenizer = Tokenizer.from_pretrained(folder)
