@@ -32,6 +32,14 @@ from lgq.cli.console import command_line, complain, log_to_the_console, say
 from lgq.errors import LGQError
 
 STOPPED_AND_SAVED, STOPPED = 75, 130
+_OVERVIEW = """\
+usage: lgq COMMAND [OPTIONS]
+
+Discrete image tokenizers and generators: LGQ and its baselines.
+
+{commands}
+
+lgq COMMAND --help describes a command and its options."""
 
 
 @runtime_checkable
@@ -108,12 +116,11 @@ def _run(words: list[str]) -> int:
     try:
         code: int = parse(words).run()
     except KeyboardInterrupt:
-        say(
-            "stopped; finished work is kept, and the same command continues."
-            if entry.continues
-            else "stopped."
-        )
-        return STOPPED_AND_SAVED if entry.continues else STOPPED
+        if not entry.continues:
+            say("stopped.")
+            return STOPPED
+        say("stopped; finished work is kept, and the same command continues.")
+        return STOPPED_AND_SAVED
     from lgq.distributed import leave_processes  # imports torch, which `lgq --help` does without
 
     leave_processes()
@@ -137,21 +144,13 @@ def _command_name(words: list[str]) -> str:
         print(_overview(asked if asked in groups else ""))
         sys.exit(0)
     given = " ".join(words[:2]) if asked in groups else asked
-    raise LGQError(
-        f"unknown command {given!r}: {_hint(difflib.get_close_matches(given, COMMANDS))}lgq --help."
-    )
+    hint = _hint(difflib.get_close_matches(given, COMMANDS))
+    raise LGQError(f"unknown command {given!r}: {hint}lgq --help.")
 
 
 def _overview(group: str) -> str:
-    names = [name for name in COMMANDS if name.startswith(group)]
-    width = max(map(len, names))
-    lines = [f"  {name:{width}}  {COMMANDS[name].summary}" for name in names]
-    head = [
-        "usage: lgq COMMAND [OPTIONS]",
-        "",
-        "Discrete image tokenizers and generators: LGQ and its baselines.",
-    ]
-    return "\n".join([*head, "", *lines, "", "lgq COMMAND --help describes a command and its options."])
+    lines = [f"  {name:16}  {entry.summary}" for name, entry in COMMANDS.items() if name.startswith(group)]
+    return _OVERVIEW.format(commands="\n".join(lines))
 
 
 def _parse_options(command: Any, words: list[str], program: str) -> Any:
@@ -162,13 +161,8 @@ def _parse_options(command: Any, words: list[str], program: str) -> Any:
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):
-            return tyro.cli(
-                command,
-                prog=program,
-                args=words,
-                config=(tyro.conf.FlagCreatePairsOff,),
-                registry=_REGISTRY,
-            )
+            config = (tyro.conf.FlagCreatePairsOff,)
+            return tyro.cli(command, prog=program, args=words, config=config, registry=_REGISTRY)
     except SystemExit as end:
         if not end.code:
             raise
@@ -206,7 +200,7 @@ def _in_one_line(box: str, program: str) -> str:
     lines = [line.strip("╭╰│╮╯|+ ") for line in box.splitlines()[1:]]
     lines = [line if line.strip("─-") else "" for line in lines]
     sections = [" ".join(part.split("\n")) for part in "\n".join(lines).strip().split("\n\n")]
-    message = sections[0].rstrip(".")
+    message = sections[0].rstrip(".") or "these options cannot be read"
     similar = [words.split()[3] for words in sections if words.startswith("Perhaps you meant: ")]
     return f"{message[0].lower()}{message[1:]}; {_hint(similar)}{program} --help."
 
