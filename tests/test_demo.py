@@ -36,49 +36,47 @@ TINY_GENERATOR = replace(
     loop=replace(demo_generator().loop, steps=3, log_every=1, validate_every=3, checkpoint_every=3),
 )
 DIRECTORIES = {"run", "tokens", "generator"}
-PICTURES = {
-    "codebook.png",
-    "inpainting.png",
-    "photograph-chelsea.png",
-    "photograph-rocket.png",
-    "reconstructions.png",
-    "samples.png",
-    "tokens.png",
-    "training.png",
-    "usage.png",
-}
+STEMS = (
+    "codebook inpainting photograph-chelsea photograph-rocket reconstructions samples tokens training usage"
+)
+PICTURES = {f"{stem}.png" for stem in STEMS.split()}
 
 
 class Demo(NamedTuple):
     out: Path
-    interrupted: DemoResult
-    left_by_the_interrupted: set[str]
     finished: DemoResult
 
+    def validation(self, run: str) -> dict[str, float]:
+        """Values of the only validation of a run."""
+        (values,) = (r["values"] for r in read_records(self.out / run) if r["split"] == "validation")
+        return values
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A demo that Ctrl-C stops in its second step, called a second time."""
-    out = tmp_path_factory.mktemp("demo") / "out"
-    plain = TokenizerTrainer.train_step
 
-    def interrupted_step(self: TokenizerTrainer, step: int):
+def interrupted_demo(out: Path, trainer: type[TokenizerTrainer] | type[GeneratorTrainer]) -> DemoResult:
+    """A demo that Ctrl-C stops in the second step of this trainer."""
+    plain = trainer.train_step
+
+    def interrupted_step(self, step: int):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return plain(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenizerTrainer, "train_step", interrupted_step)
-        interrupted = run_demo(out, TINY, TINY_GENERATOR)
-    left = {path.name for path in out.iterdir()}
-    return Demo(out, interrupted, left, run_demo(str(out), TINY, TINY_GENERATOR))
+        patch.setattr(trainer, "train_step", interrupted_step)
+        result = run_demo(out, TINY, TINY_GENERATOR)
+    assert (result.outcome.reason, result.outcome.step) == ("interrupted", 2)
+    assert result.values == {}
+    assert result.pictures == result.sentences() == []
+    return result
 
 
-def test_an_interrupted_demo_says_so_and_draws_nothing(demo):
-    assert (demo.interrupted.outcome.reason, demo.interrupted.outcome.step) == ("interrupted", 2)
-    assert demo.interrupted.values == {}
-    assert demo.interrupted.pictures == demo.interrupted.sentences() == []
-    assert demo.left_by_the_interrupted == {"run"}
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A demo that was interrupted while its tokenizer learned, called a second time."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    interrupted_demo(out, TokenizerTrainer)
+    assert {path.name for path in out.iterdir()} == {"run"}
+    return Demo(out, run_demo(str(out), TINY, TINY_GENERATOR))
 
 
 def test_the_same_call_goes_on_to_the_end(demo):
@@ -102,7 +100,7 @@ def test_every_picture_is_written_and_has_a_sentence(demo):
 
 def test_values_are_those_of_the_last_validation(demo):
     """The validation sees the same held-out tiles and computes by itself."""
-    (validation,) = (r["values"] for r in read_records(demo.out / "run") if r["split"] == "validation")
+    validation = demo.validation("run")
     for name in ("psnr", "ssim", "l1"):
         assert demo.finished.values[name] == pytest.approx(validation[name], rel=1e-4)
     # Codes of the training photographs come on top.
@@ -119,30 +117,18 @@ def test_values_fit_one_another_and_the_saved_weights(demo):
 
 
 def test_a_generator_interrupted_midway_goes_on(tmp_path):
-    plain = GeneratorTrainer.train_step
-
-    def interrupted_step(self: GeneratorTrainer, step: int):
-        if step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        return plain(self, step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GeneratorTrainer, "train_step", interrupted_step)
-        interrupted = run_demo(tmp_path, TINY, TINY_GENERATOR)
-    assert (interrupted.outcome.reason, interrupted.outcome.step) == ("interrupted", 2)
-    assert interrupted.pictures == []
+    interrupted_demo(tmp_path, GeneratorTrainer)
     assert run_demo(tmp_path, TINY, TINY_GENERATOR).outcome.reason == "finished"
 
 
 def test_the_accuracy_is_that_of_the_last_validation_beside_a_guess_by_frequency(demo):
-    (validation,) = (r["values"] for r in read_records(demo.out / "generator") if r["split"] == "validation")
-    assert demo.finished.values["accuracy"] == validation["accuracy"]
+    assert demo.finished.values["accuracy"] == demo.validation("generator")["accuracy"]
     tokens = TokenDataset(demo.out / "tokens")
-    guesses = {}
-    for label in range(len(tokens.classes)):
-        codes = Counter(c for item in tokens if item.label == label for c in item.tokens.flatten().tolist())
-        guesses[label] = max(codes.values(), default=0)
-    assert demo.finished.values["guess_accuracy"] == sum(guesses.values()) / (64 * len(tokens))
+    codes = [Counter() for _ in tokens.classes]
+    for item in tokens:
+        codes[item.label].update(item.tokens.flatten().tolist())
+    guessed = sum(max(counts.values(), default=0) for counts in codes)
+    assert demo.finished.values["guess_accuracy"] == guessed / (64 * len(tokens))
 
 
 def test_the_sentences_say_the_values_in_plain_words(demo):

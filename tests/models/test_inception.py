@@ -1,7 +1,6 @@
 """The FID network is the published one, with its preprocessing."""
 
 import io
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -32,47 +31,43 @@ def features(network: InceptionV3, images: Tensor) -> Tensor:
 
 
 class PlainInception:
-    """The network with the names of pytorch-fid; draws the weights of a layer at its first use."""
+    """The network with the names of pytorch-fid; draws the weights of a layer at its first use.
+
+    A layer is written as width:kernel/stride: 1x1 without a kernel, padded to the same size without a stride.
+    """
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
         self.generator = torch.Generator().manual_seed(1)
 
-    def conv(
-        self, name: str, x: Tensor, width: int, kernel: tuple[int, int] = (1, 1), **options: int
-    ) -> Tensor:
-        fan_in = x.shape[1] * kernel[0] * kernel[1]
-        weight = torch.randn(width, x.shape[1], *kernel, generator=self.generator) * (2 / fan_in) ** 0.5
-        mean, bias = 0.1 * torch.randn(2, width, generator=self.generator)
-        var = 0.5 + torch.rand(width, generator=self.generator)
-        norm = {"weight": torch.ones(width), "bias": bias, "running_mean": mean, "running_var": var}
+    def conv(self, name: str, x: Tensor, layer: str) -> Tensor:
+        shape, _, stride = layer.partition("/")
+        width, _, sides = shape.partition(":")
+        kernel = [int(side) for side in (sides or "1x1").split("x")]
+        weight = torch.randn(int(width), x.shape[1], *kernel, generator=self.generator)
+        weight *= (2 / weight[0].numel()) ** 0.5
+        mean, bias = 0.1 * torch.randn(2, len(weight), generator=self.generator)
+        var = 0.5 + torch.rand(len(weight), generator=self.generator)
+        norm = {"weight": torch.ones(len(weight)), "bias": bias, "running_mean": mean, "running_var": var}
         self.state[f"{name}.conv.weight"] = weight
         self.state |= {f"{name}.bn.{kind}": value for kind, value in norm.items()}
-        padding = (0, 0) if options.pop("valid", 0) else (kernel[0] // 2, kernel[1] // 2)
-        x = F.conv2d(x, weight, padding=padding, **options)
+        padding = 0 if stride else [side // 2 for side in kernel]
+        x = F.conv2d(x, weight, padding=padding, stride=int(stride or 1))
         x = (x - mean[:, None, None]) / (var[:, None, None] + 0.001).sqrt() + bias[:, None, None]
         return x.clamp(min=0)
 
-    def tower(self, name: str, x: Tensor, *layers: tuple[int, tuple[int, int]]) -> Tensor:
-        for step, (width, kernel) in enumerate(layers, 1):
-            x = self.conv(f"{name}_{step}", x, width, kernel)
-        return x
-
-    def features(self, x: Tensor) -> Tensor:
-        x = self.conv("Conv2d_1a_3x3", x, 32, (3, 3), stride=2, valid=1)
-        x = self.conv("Conv2d_2a_3x3", x, 32, (3, 3), valid=1)
-        x = F.max_pool2d(self.conv("Conv2d_2b_3x3", x, 64, (3, 3)), 3, 2)
-        x = self.conv("Conv2d_3b_1x1", x, 80)
-        x = F.max_pool2d(self.conv("Conv2d_4a_3x3", x, 192, (3, 3), valid=1), 3, 2)
-        for place, pooled in (("5b", 32), ("5c", 64), ("5d", 64)):
-            x = torch.cat(list(self.block_a(f"Mixed_{place}", x, pooled)), 1)
-        x = torch.cat(list(self.block_b("Mixed_6a", x)), 1)
-        for place, width in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
-            x = torch.cat(list(self.block_c(f"Mixed_{place}", x, width)), 1)
-        x = torch.cat(list(self.block_d("Mixed_7a", x)), 1)
-        x = torch.cat(list(self.block_e("Mixed_7b", x, self.average(x))), 1)
-        x = torch.cat(list(self.block_e("Mixed_7c", x, F.max_pool2d(x, 3, 1, 1))), 1)
-        return x.mean((2, 3))
+    def mixed(self, place: str, x: Tensor, pooled: Tensor, pool: str = "", **branches: str) -> Tensor:
+        """Branches side by side; layers of a branch in a row, or side by side where "|" joins them."""
+        parts = []
+        for branch, layers in branches.items():
+            part, single = x, " " not in layers
+            for step, layer in enumerate(layers.split(), 1):
+                name = f"Mixed_{place}.{branch}" if single else f"Mixed_{place}.{branch}_{step}"
+                sides = zip(("a", "b") if "|" in layer else ("",), layer.split("|"), strict=True)
+                part = torch.cat([self.conv(f"{name}{side}", part, one) for side, one in sides], 1)
+            parts.append(part)
+        parts.append(self.conv(f"Mixed_{place}.branch_pool", pooled, pool) if pool else pooled)
+        return torch.cat(parts, 1)
 
     @staticmethod
     def average(x: Tensor) -> Tensor:
@@ -80,42 +75,27 @@ class PlainInception:
         ones = torch.ones_like(x[:1, :1])
         return F.avg_pool2d(x, 3, 1, 1) / F.avg_pool2d(ones, 3, 1, 1)
 
-    def block_a(self, name: str, x: Tensor, pooled: int) -> Iterator[Tensor]:
-        yield self.conv(f"{name}.branch1x1", x, 64)
-        yield self.tower(f"{name}.branch5x5", x, (48, (1, 1)), (64, (5, 5)))
-        yield self.tower(f"{name}.branch3x3dbl", x, (64, (1, 1)), (96, (3, 3)), (96, (3, 3)))
-        yield self.conv(f"{name}.branch_pool", self.average(x), pooled)
-
-    def block_b(self, name: str, x: Tensor) -> Iterator[Tensor]:
-        yield self.conv(f"{name}.branch3x3", x, 384, (3, 3), stride=2, valid=1)
-        inner = self.tower(f"{name}.branch3x3dbl", x, (64, (1, 1)), (96, (3, 3)))
-        yield self.conv(f"{name}.branch3x3dbl_3", inner, 96, (3, 3), stride=2, valid=1)
-        yield F.max_pool2d(x, 3, 2)
-
-    def block_c(self, name: str, x: Tensor, width: int) -> Iterator[Tensor]:
-        flat, tall = (1, 7), (7, 1)
-        yield self.conv(f"{name}.branch1x1", x, 192)
-        yield self.tower(f"{name}.branch7x7", x, (width, (1, 1)), (width, flat), (192, tall))
-        doubled = ((width, (1, 1)), (width, tall), (width, flat), (width, tall), (192, flat))
-        yield self.tower(f"{name}.branch7x7dbl", x, *doubled)
-        yield self.conv(f"{name}.branch_pool", self.average(x), 192)
-
-    def block_d(self, name: str, x: Tensor) -> Iterator[Tensor]:
-        inner = self.tower(f"{name}.branch3x3", x, (192, (1, 1)))
-        yield self.conv(f"{name}.branch3x3_2", inner, 320, (3, 3), stride=2, valid=1)
-        inner = self.tower(f"{name}.branch7x7x3", x, (192, (1, 1)), (192, (1, 7)), (192, (7, 1)))
-        yield self.conv(f"{name}.branch7x7x3_4", inner, 192, (3, 3), stride=2, valid=1)
-        yield F.max_pool2d(x, 3, 2)
-
-    def block_e(self, name: str, x: Tensor, pooled: Tensor) -> Iterator[Tensor]:
-        yield self.conv(f"{name}.branch1x1", x, 320)
-        inner = self.tower(f"{name}.branch3x3", x, (384, (1, 1)))
-        yield self.conv(f"{name}.branch3x3_2a", inner, 384, (1, 3))
-        yield self.conv(f"{name}.branch3x3_2b", inner, 384, (3, 1))
-        inner = self.tower(f"{name}.branch3x3dbl", x, (448, (1, 1)), (384, (3, 3)))
-        yield self.conv(f"{name}.branch3x3dbl_3a", inner, 384, (1, 3))
-        yield self.conv(f"{name}.branch3x3dbl_3b", inner, 384, (3, 1))
-        yield self.conv(f"{name}.branch_pool", pooled, 192)
+    def features(self, x: Tensor) -> Tensor:
+        x = self.conv("Conv2d_1a_3x3", x, "32:3x3/2")
+        x = self.conv("Conv2d_2a_3x3", x, "32:3x3/1")
+        x = F.max_pool2d(self.conv("Conv2d_2b_3x3", x, "64:3x3"), 3, 2)
+        x = self.conv("Conv2d_3b_1x1", x, "80")
+        x = F.max_pool2d(self.conv("Conv2d_4a_3x3", x, "192:3x3/1"), 3, 2)
+        block = {"branch1x1": "64", "branch5x5": "48 64:5x5", "branch3x3dbl": "64 96:3x3 96:3x3"}
+        for place, pool in (("5b", "32"), ("5c", "64"), ("5d", "64")):
+            x = self.mixed(place, x, self.average(x), pool, **block)
+        block = {"branch3x3": "384:3x3/2", "branch3x3dbl": "64 96:3x3 96:3x3/2"}
+        x = self.mixed("6a", x, F.max_pool2d(x, 3, 2), **block)
+        for place, w in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
+            twice = f"{w} {w}:7x1 {w}:1x7 {w}:7x1 192:1x7"
+            block = {"branch1x1": "192", "branch7x7": f"{w} {w}:1x7 192:7x1", "branch7x7dbl": twice}
+            x = self.mixed(place, x, self.average(x), "192", **block)
+        block = {"branch3x3": "192 320:3x3/2", "branch7x7x3": "192 192:1x7 192:7x1 192:3x3/2"}
+        x = self.mixed("7a", x, F.max_pool2d(x, 3, 2), **block)
+        split = "384:1x3|384:3x1"
+        block = {"branch1x1": "320", "branch3x3": f"384 {split}", "branch3x3dbl": f"448 384:3x3 {split}"}
+        x = self.mixed("7b", x, self.average(x), "192", **block)
+        return self.mixed("7c", x, F.max_pool2d(x, 3, 1, 1), "192", **block).mean((2, 3))
 
 
 def plain_preprocessing(images: Tensor) -> Tensor:
