@@ -252,7 +252,10 @@ def publish_directory(partial: Path, final: Path) -> None:
     No portable system call swaps two directories. A crash between the two renames leaves no `final`, but its
     complete old content as `<final>.replaced`.
     """
-    sync_tree(partial)
+    for folder, _, files in os.walk(partial, topdown=False):
+        for name in files:
+            _sync(Path(folder, name))
+        sync_directory(Path(folder))
     replaced = beside(final, "replaced")
     if final.exists():
         remove_directory(replaced)
@@ -293,13 +296,6 @@ def make_directory(path: Path) -> None:
 def beside(path: Path, role: str) -> Path:
     """Return a path in the same directory for something that will be, or was, `path`."""
     return path.with_name(f"{path.name}.{role}")
-
-
-def sync_tree(directory: Path) -> None:
-    for folder, _, files in os.walk(directory, topdown=False):
-        for name in files:
-            _sync(Path(folder, name))
-        sync_directory(Path(folder))
 
 
 def sync_directory(path: Path) -> None:

@@ -16,7 +16,7 @@ from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import experiment
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import nearest_codes, squared_distances
+from lgq.ops.search import squared_distances
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, register
 from lgq.quantizers.codebook_init import normal_codes
 from lgq.reporting.page import report
@@ -49,13 +49,6 @@ class Toy(Quantizer):
         return Quantized(
             straight_through(z, codes.to(z.dtype)), indices, self.weight * distance, {"distance": distance}
         )
-
-    @torch.no_grad()
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest_codes(z, self.codebook).indices
-
-    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
-        return self.codebook[indices]
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:

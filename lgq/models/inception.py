@@ -125,6 +125,9 @@ class _Convolution(nn.Module):
 class _Branches(nn.ModuleDict):
     """Branches on one input, with their output channels concatenated."""
 
+    def __init__(self, **branches: nn.Module):
+        super().__init__(branches)
+
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b _ _ _"]:
         return torch.cat([branch(x) for branch in self.values()], 1)
 
@@ -157,55 +160,45 @@ def _network() -> nn.Sequential:
 
 def _fine(inputs: int, *, pooled: int) -> _Branches:
     return _Branches(
-        {
-            "conv": _Convolution(inputs, 64, 1),
-            "tower": _tower(inputs, (48, 1), (64, 5)),
-            "tower_1": _tower(inputs, (64, 1), (96, 3), (96, 3)),
-            "tower_2": _pooled_tower(inputs, _average_pool(), pooled),
-        }
+        conv=_Convolution(inputs, 64, 1),
+        tower=_tower(inputs, (48, 1), (64, 5)),
+        tower_1=_tower(inputs, (64, 1), (96, 3), (96, 3)),
+        tower_2=_pooled_tower(inputs, _average_pool(), pooled),
     )
 
 
 def _fine_to_middle() -> _Branches:
     return _Branches(
-        {
-            "conv": _Convolution(288, 384, 3, 2),
-            "tower": _tower(288, (64, 1), (96, 3), (96, 3), last_stride=2),
-            "pool": nn.MaxPool2d(3, 2),
-        }
+        conv=_Convolution(288, 384, 3, 2),
+        tower=_tower(288, (64, 1), (96, 3), (96, 3), last_stride=2),
+        pool=nn.MaxPool2d(3, 2),
     )
 
 
 def _middle(width: int) -> _Branches:
     long: list[Layer] = [(width, (7, 1)), (width, (1, 7)), (width, (7, 1))]
     return _Branches(
-        {
-            "conv": _Convolution(768, 192, 1),
-            "tower": _tower(768, (width, 1), (width, (1, 7)), (192, (7, 1))),
-            "tower_1": _tower(768, (width, 1), *long, (192, (1, 7))),
-            "tower_2": _pooled_tower(768, _average_pool(), 192),
-        }
+        conv=_Convolution(768, 192, 1),
+        tower=_tower(768, (width, 1), (width, (1, 7)), (192, (7, 1))),
+        tower_1=_tower(768, (width, 1), *long, (192, (1, 7))),
+        tower_2=_pooled_tower(768, _average_pool(), 192),
     )
 
 
 def _middle_to_coarse() -> _Branches:
     return _Branches(
-        {
-            "tower": _tower(768, (192, 1), (320, 3), last_stride=2),
-            "tower_1": _tower(768, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), last_stride=2),
-            "pool": nn.MaxPool2d(3, 2),
-        }
+        tower=_tower(768, (192, 1), (320, 3), last_stride=2),
+        tower_1=_tower(768, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), last_stride=2),
+        pool=nn.MaxPool2d(3, 2),
     )
 
 
 def _coarse(inputs: int, pool: nn.Module) -> _Branches:
     return _Branches(
-        {
-            "conv": _Convolution(inputs, 320, 1),
-            "tower": _split_tower(inputs, (384, 1)),
-            "tower_1": _split_tower(inputs, (448, 1), (384, 3)),
-            "tower_2": _pooled_tower(inputs, pool, 192),
-        }
+        conv=_Convolution(inputs, 320, 1),
+        tower=_split_tower(inputs, (384, 1)),
+        tower_1=_split_tower(inputs, (448, 1), (384, 3)),
+        tower_2=_pooled_tower(inputs, pool, 192),
     )
 
 
@@ -222,7 +215,7 @@ def _split_tower(inputs: int, *layers: Layer) -> nn.Sequential:
     """Build a tower that ends in a flat and a tall convolution side by side."""
     tower, width = _tower(inputs, *layers), layers[-1][0]
     flat, tall = _Convolution(width, 384, (1, 3)), _Convolution(width, 384, (3, 1))
-    tower.add_module("split", _Branches({"conv": flat, "conv_1": tall}))
+    tower.add_module("split", _Branches(conv=flat, conv_1=tall))
     return tower
 
 

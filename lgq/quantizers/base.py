@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lgq.checks import require_at_least, require_channels, require_finite, require_indices, require_whole
 from lgq.errors import LGQError
 from lgq.ops.numerics import at_least_float32, outside_autocast
+from lgq.ops.search import Score, nearest_codes
 
 
 @dataclass
@@ -50,6 +51,8 @@ class Quantizer(nn.Module, ABC):
     """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Options of the named runs of each scale that differ from the constructor's defaults."""
+    score: Score = "l2"
+    """Score by which `select` compares codes."""
     float32_buffers: ClassVar[tuple[str, ...]] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     dense_matrices: ClassVar[int | None] = None
@@ -75,13 +78,17 @@ class Quantizer(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no dense reference.")
 
-    @abstractmethod
+    @torch.no_grad()
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
-        """Return the index of each vector's code, without gradients."""
+        """Find the index of each vector's code, the best row of `codebook` by `score`; without gradients."""
+        codebook: Any = self.codebook
+        return nearest_codes(z, codebook, score=self.score).indices
 
-    @abstractmethod
     def lookup(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-        """Return the code of each index."""
+        """Return the code of each index: a row of `codebook`."""
+        codebook: Any = self.codebook
+        codes: Tensor = codebook[indices]
+        return codes
 
     @abstractmethod
     def reset_parameters(self, seed: int) -> None:

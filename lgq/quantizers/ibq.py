@@ -5,13 +5,12 @@ n = vectors, k = codes, c = channels.
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.numerics import entropy, mean, mse
-from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
@@ -29,6 +28,7 @@ class IBQ(Quantizer):
     """
 
     label = "IBQ"
+    score = "dot"
     dense_matrices = 11
 
     def __init__(
@@ -78,12 +78,6 @@ class IBQ(Quantizer):
         batch_entropy = -(usage * (usage + _LOG_OFFSET).log()).sum()
         vector_entropy = -(sharp * log_sharp).sum(1).mean()
         return Quantized(output, indices, loss + self.entropy_weight * (vector_entropy - batch_entropy))
-
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest_codes(z, self.codebook, score="dot").indices
-
-    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
-        return self.codebook[indices]
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:

@@ -8,14 +8,14 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
-from lgq.ops.search import Score, nearest_codes, squared_distances
+from lgq.ops.search import Score, squared_distances
 from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import DataInitQuantizer, latent_codes, normal_codes
 
@@ -121,12 +121,6 @@ class LGQ(DataInitQuantizer):
         if self.diversity_scale == "codes":
             return self.codebook_size * concentration
         return all_tokens.clamp_max(self.codebook_size) * concentration
-
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest_codes(z, self.codebook, score=self.score).indices
-
-    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
-        return self.codebook[indices]
 
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return latent_codes(z, self.codebook_size, seed=self.seed)

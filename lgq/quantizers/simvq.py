@@ -5,14 +5,13 @@ n = vectors, k = codes, c = channels.
 
 from typing import Literal, get_args
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
-from lgq.ops.search import nearest_codes, squared_distances
+from lgq.ops.search import squared_distances
 from lgq.quantizers.base import Projection, Quantized, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
 
@@ -73,10 +72,6 @@ class SimVQ(Quantizer):
         loss = self.weight * (codebook + self.commitment_weight * commitment)
         # Both terms have the same value, so one is logged: the first moves the codes, the second the vectors.
         return Quantized(straight_through(z, codes.to(z.dtype)), indices, loss, {"distance": codebook})
-
-    @torch.no_grad()
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest_codes(z, self.codebook).indices
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         """Map only the chosen rows: n with gradients, not k."""

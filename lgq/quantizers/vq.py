@@ -97,12 +97,6 @@ class VQ(DataInitQuantizer):
         loss = self.commitment_weight * commitment
         return Quantized(estimator(z, codes), indices, loss, {"commitment": commitment})
 
-    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return nearest_codes(z, self.codebook).indices
-
-    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
-        return self.codebook[indices]
-
     def _update_codebook(self) -> None:
         """Move the codes to the averages of the batches before this one.
 
