@@ -71,16 +71,6 @@ def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
     assert record.draw().keys() == {"best", "median", "worst", "usage", "atlas", "norms", "overlay"}
 
 
-@pytest.mark.usefixtures("no_weights")
-def test_geometry_adds_its_numbers_and_pictures(tokenizer, tmp_path, capsys):
-    out = tmp_path / "out"
-    command("evaluate", tokenizer, *IMAGES, "--geometry", "pca", "--out", out)
-    (record,) = read_results(out / "results.jsonl")
-    assert 0 < record["geometry"]["metrics"]["cooccurrence_density"] <= 1
-    assert {path.stem for path in out.glob("*.png")} >= {"usage", "atlas", "norms", "overlay", "best"}
-    assert "cooccurrence density" in capsys.readouterr().out
-
-
 @pytest.mark.skipif(
     any(
         entry.state != "here" for entry in weights.status() if entry.name in ("lpips-vgg16", "inception-fid")

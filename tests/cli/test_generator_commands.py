@@ -19,16 +19,11 @@ from torch import Tensor
 
 from lgq import MaskGIT, Tokenizer, evaluation
 from lgq.data import FolderDataset
-from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
-from lgq.data.tokens import TokenDataset
 from lgq.metrics import generation, reference
 from lgq.metrics.fid import Gaussian
-from lgq.metrics.generation import evaluate_generation
-from lgq.metrics.likelihood import measure_likelihood, token_entropies
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reference import Reference
 from lgq.models.autoencoder import Backbone
-from lgq.models.sampling import Sampling
 from lgq.results import read_results
 from lgq.training.journal import read_records
 
@@ -178,38 +173,20 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
     lgq(*command, "--tokenizer", made.tokenizer)
 
 
-def plain_evaluation(made: Namespace, judges: MetricNetworks) -> generation.GenerationEvaluation:
-    """By the library alone."""
-    maskgit = MaskGIT.from_pretrained(made.generator / "best")
-    real = Reference.from_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
-    return evaluate_generation(
-        lambda classes, seed: maskgit.generate(classes, Sampling(steps=2), seed=seed),
-        2, real, judges, samples=24, seeds=(0, 1), batch_size=5, device=CPU,
-    )  # fmt: skip
-
-
-def test_an_evaluation_is_printed_recorded_and_drawn(made, judges, tmp_path, capsys):
+def test_an_evaluation_is_printed_recorded_and_drawn(made, tmp_path, capsys):
     out = tmp_path / "out"
-    command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1]
-    command += ["--sampling.steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
+    command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1, "--tokens"]
+    command += [made.val, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
     lgq(*command)
     printed = capsys.readouterr().out
     (record,) = read_results(out / "results.jsonl")
-    assert record["metrics"] == pytest.approx(plain_evaluation(made, judges).metrics, rel=1e-6)
     assert record["metrics"].keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
-    assert "24 images with each of 2 seeds" in printed
     assert f"{record['metrics']['gfid']:.2f} ± {record['std']['gfid']:.2f}" in printed
-    assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
+    assert "24 images with each of 2 seeds" in printed
+    assert f"{record['likelihood']['nll']:.3f}" in printed
+    assert f"{record['likelihood']['masked_tokens']:,.0f} masked tokens" in printed
     assert (record["kind"], record["command"]) == ("generator", ["lgq", *map(str, command)])
-    assert (record["run"], record["weights"]) == (str(made.generator), str(made.generator / "best"))
-    assert record["config"]["transformer"]["width"] == 16
-    assert record["fingerprint"] == Tokenizer.from_pretrained(made.tokenizer).fingerprint()
-    assert (record["image_size"], record["images"], record["batch_size"]) == (SIDE, 24, 5)
-    assert record["classes"] == {"number": 2, "fewest": 12, "most": 12}
-    assert record["environment"].keys() >= {"python", "torch"}
-    assert (record["fid"]["weights"], record["fid"]["reference_images"]) == ("cheap", 12)
-    assert str(made.photos) in record["fid"]["reference"]
-    assert record["inception_score"]["splits"] == "10, consecutive"
+    assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
 
 
 def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tmp_path, capsys):
@@ -223,26 +200,7 @@ def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tm
     assert "no kid, precision, recall: " in capsys.readouterr().err
 
 
-def test_likelihoods_and_entropies_are_those_of_the_library(made, tmp_path, capsys):
-    question = ["evaluate", made.generator, "--tokens", made.val, "--out", tmp_path, "--batch-size", 5]
-    lgq(*question)
-    lgq(*question, "--train-tokens", made.train)
-    own, beside = (record["likelihood"] for record in read_results(tmp_path / "results.jsonl"))
-    train, val = TokenDataset(made.train), TokenDataset(made.val)
-    batches = TokenLoader(val, TokenLoaderSettings(batch_size=5)).one_pass()
-    maskgit = MaskGIT.from_pretrained(made.generator / "best")
-    values = {"data": repr(val), "images": 12} | measure_likelihood(maskgit.transformer, batches, CPU)
-    assert own == values | token_entropies(val)
-    assert beside == values | token_entropies(train, val)
-    assert own["cross_entropy"] is None
-    printed = capsys.readouterr().out
-    assert f"{values['masked_tokens']:,.0f} masked tokens" in printed
-    for value in (values["nll"], own["entropy"], beside["class_cross_entropy"]):
-        assert f"{value:.3f}" in printed
-    assert not (tmp_path / "samples.png").exists()
-
-
-def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatch):
+def test_tokens_without_classes_are_one_class(made, tmp_path):
     unlabelled = {"codebook_size": CODES, "fingerprint": build().fingerprint()}
     tokens = write_tokens(tmp_path / "tokens", torch.randint(CODES, (5, 4, 4)), **unlabelled)
     command = ["--tokens", tokens.path, "--tokenizer", made.tokenizer, "--out", tmp_path / "run", *TINY]
@@ -250,12 +208,6 @@ def test_tokens_without_classes_are_one_class(made, tmp_path, capsys, monkeypatc
     lgq("evaluate", tmp_path / "run", "--tokens", tokens.path)
     (record,) = read_results(tmp_path / "run" / "evaluation" / "results.jsonl")
     assert record["likelihood"]["entropy"] == record["likelihood"]["class_entropy"]
-    of_one_class = unlabelled | {"classes": ("image",), "labels": [0] * 5}
-    labelled = write_tokens(tmp_path / "labelled", torch.randint(CODES, (5, 4, 4)), **of_one_class)
-    command = ["evaluate", tmp_path / "run", "--tokens", tokens.path, "--train-tokens", labelled.path]
-    capsys.readouterr()
-    monkeypatch.delattr(evaluation, "evaluate_likelihood")  # it would be work for nothing
-    assert "it has no classes, and" in mistake(capsys, *command)
 
 
 @pytest.fixture(scope="module")
