@@ -37,22 +37,19 @@ def full_float32(x: Tensor) -> Iterator[None]:
         precision = "highest"
     matmuls: list[Any] = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
     before = {matmul: matmul.fp32_precision for matmul in matmuls if hasattr(matmul, "fp32_precision")}
+    reduced = precision != "highest" or not {"none", "ieee"}.issuperset(before.values())
     try:
-        if precision != "highest":
+        if reduced:
             torch.set_float32_matmul_precision("highest")
-        for matmul in before:
-            if matmul.fp32_precision not in ("none", "ieee"):
-                matmul.fp32_precision = "ieee"
         with outside_autocast(x):
             yield
     finally:
-        if precision != "highest":
+        if reduced:
             torch.set_float32_matmul_precision(precision)
-        for matmul, fp32_precision in before.items():
-            if matmul.fp32_precision != fp32_precision:
+            for matmul, fp32_precision in before.items():
                 matmul.fp32_precision = "none"  # which follows `torch.backends.fp32_precision`
-            if matmul.fp32_precision != fp32_precision:
-                matmul.fp32_precision = fp32_precision
+                if matmul.fp32_precision != fp32_precision:
+                    matmul.fp32_precision = fp32_precision
 
 
 def min_log_weight(dtype: torch.dtype) -> float:
