@@ -1,8 +1,7 @@
 """Training curves and the histogram of code usage, as PNG.   k = codes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Int
 from matplotlib.axes import Axes
@@ -17,8 +16,7 @@ Record = dict[str, Any]
 """A line of metrics.jsonl: step, split, values."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(NamedTuple):
     """One value of the records over the training steps, drawn in its own panel."""
 
     title: str
@@ -31,16 +29,10 @@ class Curve:
 
 
 CURVES = (
-    Curve(title="Training loss", split="train", value="loss", colour=BLUE),
-    Curve(title="Held-out PSNR (dB)", split="validation", value="psnr", colour=ORANGE),
-    Curve(
-        title="Codes used on held-out images",
-        split="validation",
-        value="utilization",
-        colour=GREEN,
-        share=True,
-    ),
-    Curve(title="Temperature of the assignment, tau", split="train", value="tau", colour=PURPLE),
+    Curve("Training loss", "train", "loss", BLUE),
+    Curve("Held-out PSNR (dB)", "validation", "psnr", ORANGE),
+    Curve("Codes used on held-out images", "validation", "utilization", GREEN, share=True),
+    Curve("Temperature of the assignment, tau", "train", "tau", PURPLE),
 )
 
 

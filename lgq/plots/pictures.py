@@ -93,10 +93,10 @@ def token_mosaic(
     """Return a map of tokens: a field per token, in the colour of its code, with the index written in it."""
     require_at_least(1, cell=cell)
     fields = colours.cpu()[tokens.cpu().long()].permute(2, 0, 1)
-    mosaic = pixels(fields, cell)
+    mosaic, brightness = pixels(fields, cell), torch.tensordot(torch.tensor(_LUMA), fields.float(), 1)
     for row, indices in enumerate(tokens.tolist()):
         for column, index in enumerate(indices):
-            colour = _readable_on(fields[:, row, column])
+            colour = INK if brightness[row, column] > 0 else PAPER
             middle = (column * cell + cell // 2, row * cell + cell // 2)
             write(mosaic, middle, str(index), colour=colour, size=max(8, cell * 3 // 8), anchor="mm")
     levels = torch.from_numpy(np.array(mosaic)).permute(2, 0, 1)
@@ -153,11 +153,6 @@ def _cross_out(sheet: Image.Image, left: int, top: int, side: int) -> None:
     pen.line((left, top + far, left + far, top), fill=ALARM, width=2)
 
 
-def _readable_on(colour: Tensor) -> str:
-    brightness = (colour.detach().float().cpu() @ torch.tensor(_LUMA)).item()
-    return INK if brightness > 0 else PAPER
-
-
 def sample_grid(
     images: Float[Tensor, "b 3 s s"],
     classes: Sequence[int],
@@ -183,7 +178,9 @@ def sample_grid(
     sheet, top = blank_sheet(width, height, caption), MARGIN + LINE
     for (number, band), lines in zip(bands.items(), rows, strict=True):
         top += MARGIN
-        write(sheet, (MARGIN, top), shortened(_titled(names[number]), width))
+        # In shards, classes have only numbers.
+        name = f"class {names[number]}" if names[number].isdecimal() else names[number]
+        write(sheet, (MARGIN, top), shortened(name, width))
         top += LINE
         for place, i in enumerate(band):
             row, column = divmod(place, columns)
@@ -223,11 +220,6 @@ def shortened(text: str, width: int) -> str:
     while text and text_width(text + "...") > width:
         text = text[:-1]
     return text.rstrip(" ,") + "..."
-
-
-def _titled(name: str) -> str:
-    """Name of a class; in shards, classes have only numbers."""
-    return f"class {name}" if name.isdecimal() else name
 
 
 def _scale(images: Float[Tensor, "b 3 s s"]) -> int:

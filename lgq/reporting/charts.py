@@ -4,15 +4,13 @@ A chart has one line per row of an experiment, with a band over its seeds. It is
 page draws as SVG in its own colours, light or dark.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lgq.plots.canvas import QUALITATIVE, figure_png, panel_figure
-from lgq.reporting.paper_tables import COLUMNS, Cell, Column, build_table, table_specs
+from lgq.reporting.paper_tables import COLUMNS, Column, build_table, table_specs
 from lgq.reporting.result_set import ResultSet, Sample, curve_of
 
 WIDTH, HEIGHT = 480, 300
@@ -48,17 +46,13 @@ class Chart(NamedTuple):
 
 def charts_of(results: ResultSet, experiment: str) -> dict[str, list[Chart]]:
     """Charts by group of rows: PSNR, rFID (or l1 without it), utilization, and norms for `logits`."""
-    groups = dict.fromkeys(row.group for row in results.plans[experiment].rows)
-    charts = {group: _charts(results, experiment, group) for group in groups}
-    return {group: shown for group, shown in charts.items() if shown}
-
-
-def _charts(results: ResultSet, experiment: str, group: str) -> list[Chart]:
-    norms = _NORMS if experiment == "logits" else ()
-    has_rfid = bool(_over_steps(results, experiment, group, "rfid"))
-    metrics = ("psnr", "rfid" if has_rfid else "l1", "utilization", *norms)
-    lines = {metric: _over_steps(results, experiment, group, metric) for metric in metrics}
-    return [_chart(COLUMNS[metric], lines[metric]) for metric in metrics if lines[metric]]
+    charts: dict[str, list[Chart]] = {}
+    for group in dict.fromkeys(row.group for row in results.plans[experiment].rows):
+        loss = "rfid" if _over_steps(results, experiment, group, "rfid") else "l1"
+        for metric in ("psnr", loss, "utilization", *(_NORMS if experiment == "logits" else ())):
+            if lines := _over_steps(results, experiment, group, metric):
+                charts.setdefault(group, []).append(_chart(COLUMNS[metric], lines))
+    return charts
 
 
 def _over_steps(results: ResultSet, experiment: str, group: str, metric: str) -> dict[str, Points]:
@@ -103,48 +97,37 @@ def _axis(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 def round_values(low: float, high: float, most: int) -> list[float]:
     """Evenly spaced values of few digits within [low, high], at most `most` + 1 of them."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+    locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=1)
+    return [value for value in locator.tick_values(low, high).tolist() if low <= value <= high] or [low]
 
 
 def headline_table(results: ResultSet) -> str:
     """The comparison in Markdown: mean ± standard deviation over seeds, bold where clearly best."""
     table = build_table(results, table_specs()["tab:k16k"])
     columns = [COLUMNS[metric] for metric in _HEADLINE_COLUMNS]
-    shown = [table.spec.columns.index(column) for column in columns]
-    rows = [(row.name, [_markdown(row.ours[i]) for i in shown]) for row in table.rows if row.ours]
-    head = [("quantizer", [column.heading for column in columns]), ("---", ["---:"] * len(columns))]
-    return "".join(f"| {' | '.join((name, *cells))} |\n" for name, cells in head + rows)
-
-
-def _markdown(cell: Cell) -> str:
-    text = f"{cell.mean} {cell.spread}".rstrip()
-    return f"**{text}**" if cell.best else text
+    lines = [["quantizer", *(column.heading for column in columns)], ["---", *["---:"] * len(columns)]]
+    for row in (row for row in table.rows if row.ours):
+        cells = [row.ours[table.spec.columns.index(column)] for column in columns]
+        texts = [(f"{cell.mean} {cell.spread}".rstrip(), cell.best) for cell in cells]
+        lines.append([row.name, *(f"**{text}**" if best else text for text, best in texts)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def headline_png(results: ResultSet) -> bytes:
     """PSNR, rFID and utilization of the comparison over steps: one line per quantizer, a band over seeds."""
     figure, panels = panel_figure(len(_HEADLINE_CURVES), (3.6, 3.2), columns=len(_HEADLINE_CURVES))
     for panel, metric in zip(panels, _HEADLINE_CURVES, strict=True):
-        _draw_headline(panel, COLUMNS[metric], _over_steps(results, "comparison", "", metric))
+        column, lines = COLUMNS[metric], _over_steps(results, "comparison", "", metric)
+        for colour, (name, points) in zip(QUALITATIVE, lines.items(), strict=False):
+            low, means, high = zip(*(_band(sample, column) for sample in points.values()), strict=True)
+            steps = list(points)
+            panel.plot(steps, means, color=colour, linewidth=2, marker="o", markersize=4, label=name)
+            panel.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+        panel.set_title(column.heading, loc="left")
+        panel.set_xlabel("step")
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        if metric == "utilization":
+            panel.set_ylim(0, 105)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
     return figure_png(figure)
-
-
-def _draw_headline(panel: Axes, column: Column, lines: dict[str, Points]) -> None:
-    for colour, (name, points) in zip(QUALITATIVE, lines.items(), strict=False):
-        steps = list(points)
-        low, means, high = zip(*(_band(sample, column) for sample in points.values()), strict=True)
-        panel.plot(steps, means, color=colour, linewidth=2, marker="o", markersize=4, label=name)
-        panel.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
-    panel.set_title(column.heading, loc="left")
-    panel.set_xlabel("step")
-    panel.xaxis.set_major_locator(MaxNLocator(5))
-    if column.metric == "utilization":
-        panel.set_ylim(0, 105)
