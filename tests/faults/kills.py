@@ -4,12 +4,15 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tiny_run import RESTARTING, TINY
 
-from faults.children import PATIENCE, REFUSED, STOPPED, ending, start, wait_for
+from faults.children import PATIENCE, REFUSED, STOPPED, Order, ending, start, wait_for
 from faults.injections import SignalAtStep, WorkerKilled
 from faults.lab import (
     DEATHS,
@@ -98,12 +101,22 @@ def stopped(lab: Lab, stop: SignalAtStep) -> int:
     return attempt.lost
 
 
-def doubled(lab: Lab, step: int) -> int:
-    """While one process stands still in its step, another one is started."""
+@contextmanager
+def standing_still(lab: Lab, step: int) -> Iterator[tuple[Path, Order, Any]]:
+    """Give a run directory, the order and the process of a run that is stopped in the midst of a step."""
     with lab.place() as out:
         order = lab.order(TINY, out, SignalAtStep(step, (signal.SIGSTOP,)))
-        first = start(order)
-        _wait_until_stopped(first)
+        process, deadline = start(order), time.monotonic() + PATIENCE
+        while _process_state(process.pid) != "T":
+            assert process.exitcode is None, "ended by itself"
+            assert time.monotonic() < deadline, "never came to its step"
+            time.sleep(0.02)
+        yield out, order, process
+
+
+def doubled(lab: Lab, step: int) -> int:
+    """While one process stands still in its step, another one is started."""
+    with standing_still(lab, step) as (out, order, first):
         before = contents(out)
         second = lab.train(TINY, out)
         require_documented(second, (REFUSED,))
@@ -116,25 +129,14 @@ def doubled(lab: Lab, step: int) -> int:
 
 
 def lock_left_behind(lab: Lab, step: int) -> int:
-    """A process is killed as it stands still: the next one finds its lock file, and nobody behind it."""
-    with lab.place() as out:
-        order = lab.order(TINY, out, SignalAtStep(step, (signal.SIGSTOP,)))
-        first = start(order)
-        _wait_until_stopped(first)
+    """A process is killed as it stands still: the next one finds its lock file, which no process holds."""
+    with standing_still(lab, step) as (out, order, first):
         os.kill(first.pid, signal.SIGKILL)
         wait_for(first)
         assert str(first.pid) in (out / ".lock").read_text()
         resumed = lab.train(TINY, out)
         lab.require_undisturbed(TINY, out, resumed)
     return max(0, max(ending(order, first).saved, default=0) - resumed.resumed)
-
-
-def _wait_until_stopped(process: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while _process_state(process.pid) != "T":
-        assert process.exitcode is None, "ended by itself"
-        assert time.monotonic() < deadline, "never came to its step"
-        time.sleep(0.02)
 
 
 def _process_state(pid: int) -> str:

@@ -155,12 +155,11 @@ class Lab:
             self.require_undisturbed(run, out, resumed, **rest)
         return Try(broken, resumed, max(0, lost - resumed.resumed))
 
-    def require_undisturbed(self, run: TokenizerRun, out: Path, resumed: Ending, **rest: Any) -> None:
+    def require_undisturbed(
+        self, run: TokenizerRun, out: Path, resumed: Ending, *, ranks: int = 1, **rest: Any
+    ) -> None:
+        """Refuse a run that did not end, or left anything else than one that met no fault."""
         assert resumed.code == 0, f"did not continue: {resumed.code} {resumed.error}"
-        self.require_left(run, out, **rest)
-
-    def require_left(self, run: TokenizerRun, out: Path, *, ranks: int = 1, **rest: Any) -> None:
-        """Refuse a run that left anything else than one that met no fault."""
         assert_identical(left(out, ranks), self.undisturbed(run, ranks=ranks, **rest))
 
 

@@ -223,17 +223,6 @@ def test_no_fault_of_any_system_call_loses_a_checkpoint(scenario, fault, quick_p
         assert names(quick_path / "run") == ["step-000009"], disk.at
 
 
-def test_the_faults_would_find_a_missing_sync(quick_path, monkeypatch):
-    save_all(quick_path / "template", 1)
-    monkeypatch.setattr("lgq.files._sync", lambda path: None)
-    scenario = Scenario((1,), 2, 1)
-    healthy = FaultyDisk()
-    attempt(scenario, quick_path, healthy)
-    attempt(scenario, quick_path, FaultyDisk("power cut", len(healthy.calls) - 1))
-    with pytest.raises(AssertionError):
-        assert_nothing_lost(scenario, quick_path / "run", done=False)
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_no_real_kill_loses_a_checkpoint(tmp_path):
     save_all(tmp_path, 1)
