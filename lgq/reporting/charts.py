@@ -98,7 +98,7 @@ def _axis(low: float, high: float, start: float, end: float) -> Callable[[float]
 def round_values(low: float, high: float, most: int) -> list[float]:
     """Evenly spaced values of few digits within [low, high], at most `most` + 1 of them."""
     locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=1)
-    return [value for value in locator.tick_values(low, high).tolist() if low <= value <= high] or [low]
+    return [float(value) for value in locator.tick_values(low, high) if low <= value <= high] or [low]
 
 
 def headline_table(results: ResultSet) -> str:

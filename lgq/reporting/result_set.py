@@ -313,15 +313,10 @@ def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any]:
 
 
 def _journal(results: ResultSet, id: str) -> tuple[dict[str, Any], ...]:
-    run = results.directory.run(id)
+    run, kinds = results.directory.run(id), {"split": str, "values": dict}
     with results.noting_damage(run / METRICS):
         lines = read_records(run)
-        if all(map(_is_journal_line, lines)):
+        if all(isinstance(line.get(name), kind) for line in lines for name, kind in kinds.items()):
             return tuple(lines)
         raise ResultsError("a line is not the record of a step")
     return ()
-
-
-def _is_journal_line(line: Any) -> bool:
-    complete = isinstance(line, dict) and isinstance(line.get("values"), dict)
-    return complete and isinstance(line.get("step"), int) and isinstance(line.get("split"), str)

@@ -1,8 +1,10 @@
-"""A small autoencoder, and what a network computes and keeps for its gradients."""
+"""A small autoencoder, what a network computes and keeps for its gradients, and photographs."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lgq.data.photographs import photograph_pixels
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 
 TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
@@ -36,3 +38,9 @@ def kept_bytes(network: nn.Module, *images: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         network(*images)
     return sum(kept.values())
+
+
+def photograph(name: str, box: tuple[int, int, int, int]) -> Tensor:
+    """A part of one of scikit-image's photographs, in [-1, 1]."""
+    pixels = torch.from_numpy(np.array(photograph_pixels(name).crop(box)))
+    return pixels.permute(2, 0, 1)[None].float() / 127.5 - 1

@@ -1,10 +1,9 @@
 """LPIPS is its published formula, on frozen weights."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from image_networks import kept_bytes
+from image_networks import kept_bytes, photograph
 from torch import Tensor
 
 from lgq import weights
@@ -146,12 +145,6 @@ def test_wrong_images_raise_an_error(network):
         network(x[..., 1:], y[..., 1:])
 
 
-def photograph() -> Tensor:
-    data = pytest.importorskip("skimage.data")
-    pixels = torch.from_numpy(np.ascontiguousarray(data.chelsea()[20:148, 100:228]))
-    return pixels.permute(2, 0, 1)[None].float() / 127.5 - 1
-
-
 @pytest.mark.parametrize(
     ("net", "expected"), [("vgg16", [0.31865, 0.57827, 0.72829]), ("alex", [0.11860, 0.48084, 0.69777])]
 )
@@ -160,7 +153,7 @@ def test_published_weights_give_the_published_distances(net, expected):
         network = LPIPS.pretrained(net)
     except weights.WeightsError as absent:
         pytest.skip(str(absent))
-    image = photograph()
+    image = photograph("chelsea.png", (100, 20, 228, 148))
     blurred = [F.interpolate(F.avg_pool2d(image, size), scale_factor=size) for size in (2, 4, 8)]
     distances = [network(image, blurry).item() for blurry in blurred]
     assert distances == pytest.approx(expected, rel=1e-3)

@@ -32,16 +32,6 @@ class FirstTwo:
 
 
 @pytest.fixture
-def with_umap(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
-
-
-@pytest.fixture
-def without_umap(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "umap", None)
-
-
-@pytest.fixture
 def titles(monkeypatch) -> list[str]:
     """Titles of plots and their panels."""
     written: list[str] = []
@@ -79,8 +69,8 @@ def test_pca_keeps_the_two_directions_of_most_variance():
         assert torch.corrcoef(pair)[0, 1] > 0.9
 
 
-@pytest.mark.usefixtures("without_umap")
-def test_without_umap_pca_is_used_and_named(titles):
+def test_without_umap_pca_is_used_and_named(titles, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
     latents, codes = points()
     plane = project(latents, codes)
     assert plane.method == "pca"
@@ -91,8 +81,8 @@ def test_without_umap_pca_is_used_and_named(titles):
         project(latents, codes, method="umap")
 
 
-@pytest.mark.usefixtures("with_umap")
-def test_umap_projects_latents_and_codes_together_and_is_named(titles):
+def test_umap_projects_latents_and_codes_together_and_is_named(titles, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
     latents, codes = points()
     plane = project(latents, codes)
     assert plane.method == "umap"
@@ -123,14 +113,17 @@ def test_an_overlay_gives_the_norms_of_latents_and_codes(titles):
 
 def test_dead_codes_are_drawn_in_their_own_colour():
     latents, codes = points()
-    usages = torch.ones(CODES).long(), torch.arange(CODES) // 4, torch.zeros(CODES).long()
-    pictures = [
-        [overlay(latents, codes, counts, caption="", method="pca") for counts in usages],
-        [norm_scatter(codes, counts, caption="") for counts in usages],
-    ]
-    for all_live, some_live, all_dead in pictures:
-        crosses = [count(ORANGE, opened(png)) for png in (all_live, some_live, all_dead)]
-        assert crosses[0] == 0 < crosses[1] < crosses[2]
+    all_live, some_live, all_dead = (
+        torch.ones(CODES).long(),
+        torch.arange(CODES) // 4,
+        torch.zeros(CODES).long(),
+    )
+    for draw in (
+        lambda counts: overlay(latents, codes, counts, caption="", method="pca"),
+        lambda counts: norm_scatter(codes, counts, caption=""),
+    ):
+        none, some, every = (count(ORANGE, opened(draw(x))) for x in (all_live, some_live, all_dead))
+        assert none == 0 < some < every
 
 
 def test_latents_and_live_codes_are_drawn():
@@ -138,10 +131,9 @@ def test_latents_and_live_codes_are_drawn():
     counts = torch.arange(CODES)
     more, fewer = (overlay(x, codes, counts, caption="", method="pca") for x in (latents, latents[:10]))
     assert count(LATENT, opened(more)) > count(LATENT, opened(fewer)) > 0
-    marks = [
-        is_blue(opened(norm_scatter(codes, x, caption=""))).sum() for x in (counts * 0, counts // 8, counts)
-    ]
-    assert marks[0] < marks[1] < marks[2]
+    scatters = (norm_scatter(codes, used, caption="") for used in (counts * 0, counts // 8, counts))
+    none, few, most = (is_blue(opened(png)).sum() for png in scatters)
+    assert none < few < most
 
 
 def test_codes_are_darker_the_more_they_are_used():

@@ -27,11 +27,6 @@ RECORDS = [
 ]
 
 
-def test_every_curve_of_the_records_has_a_panel():
-    plot = training_curves(RECORDS)
-    assert all(has(curve.colour, plot) for curve in CURVES)
-
-
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.value)
 def test_a_value_that_a_run_does_not_measure_has_no_panel(curve):
     records = [
@@ -53,11 +48,6 @@ def test_nan_values_and_values_of_another_split_are_left_out():
     assert training_curves([*RECORDS, *more]) == training_curves(RECORDS)
 
 
-def test_a_run_without_records_is_refused():
-    with pytest.raises(ValueError, match=r"none of 0 records .* train for some steps"):
-        training_curves([])
-
-
 def test_the_histogram_does_not_depend_on_the_order_of_the_codes():
     counts = torch.tensor([5, 0, 9, 1, 0, 30])
     assert usage_histogram(counts) == usage_histogram(counts.flip(0))
@@ -74,6 +64,8 @@ def test_half_of_the_plot_is_shaded_where_half_of_the_codes_are_unused():
     assert shaded(4, 2, 1, 1) < 0.01
 
 
-def test_a_histogram_of_no_tokens_is_refused():
+def test_a_run_without_records_and_a_histogram_of_no_tokens_raise_an_error():
+    with pytest.raises(ValueError, match=r"none of 0 records .* train for some steps"):
+        training_curves([])
     with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
         usage_histogram(torch.zeros(4, dtype=torch.int64))
