@@ -79,7 +79,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(out, run_demo(str(out), TINY, TINY_GENERATOR))
 
 
-def test_the_same_call_goes_on_to_the_end(demo):
+def test_the_same_call_continues_to_the_end(demo):
     assert (demo.finished.outcome.reason, demo.finished.outcome.step) == ("finished", 3)
     steps = [record["step"] for record in read_records(demo.out / "run") if record["split"] == "train"]
     assert steps == [1, 2, 3, 4]
@@ -116,7 +116,7 @@ def test_values_fit_one_another_and_the_saved_weights(demo):
     assert values["parameters"] == sum(tokenizer.parameter_counts().values())
 
 
-def test_a_generator_interrupted_midway_goes_on(tmp_path):
+def test_a_generator_interrupted_midway_continues(tmp_path):
     interrupted_demo(tmp_path, GeneratorTrainer)
     assert run_demo(tmp_path, TINY, TINY_GENERATOR).outcome.reason == "finished"
 

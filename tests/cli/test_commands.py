@@ -179,7 +179,7 @@ def test_a_place_where_nothing_can_be_written_is_named(run, photos, tmp_path, ca
         assert "cannot " in mistake(capsys, *arguments, "--out", out)
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_named_and_the_run_continues_when_there_is_room(tmp_path, capsys, monkeypatch):
     from lgq import files
 
     with monkeypatch.context() as patch:

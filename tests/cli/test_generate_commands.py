@@ -84,7 +84,7 @@ def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
         assert (out / name).read_bytes() == to_png(image)
 
 
-def test_a_command_that_was_stopped_goes_on_with_the_batches_that_miss_a_file(generator, tmp_path, capsys):
+def test_a_command_that_was_stopped_continues_with_the_batches_that_miss_a_file(generator, tmp_path, capsys):
     command = ["sample", generator, "--images", 10, "--steps", 2, "--batch-size", 4]
     lgq(*command, "--out", tmp_path / "whole")
     lgq(*command, "--out", tmp_path / "broken")

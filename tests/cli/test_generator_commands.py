@@ -92,7 +92,7 @@ def train(made: Namespace, out: Path, *options: object) -> None:
 
 
 @pytest.fixture(autouse=True)
-def judges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
+def metric_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
     """A cheap network in the place of Inception."""
     network = CheapClassifier()
     cheap = MetricNetworks(None, network, {}, network)
@@ -189,8 +189,8 @@ def test_an_evaluation_is_printed_recorded_and_drawn(made, tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == {"results.jsonl", "samples.png"}
 
 
-def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, judges, tmp_path, capsys):
-    real = Reference.from_images(FolderDataset(made.photos), SIDE, judges.inception, CPU)
+def test_a_file_of_statistics_gives_the_same_gfid_as_its_images(made, metric_networks, tmp_path, capsys):
+    real = Reference.from_images(FolderDataset(made.photos), SIDE, metric_networks.inception, CPU)
     real.gaussian.save(tmp_path / "real.npz")
     for source in (["--data", made.photos], ["--reference", tmp_path / "real.npz"]):
         lgq("evaluate", made.generator, *source, *DRAWN, "--out", tmp_path)

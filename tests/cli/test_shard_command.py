@@ -61,7 +61,7 @@ def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
     assert json.loads((tmp_path / "out/index.json").read_text())["shards"][0]["broken"][0][0] == "bad.png"
 
 
-def test_refusals_of_shard_are_one_line(folder, tmp_path, capsys):
+def test_mistakes_of_shard_are_one_line(folder, tmp_path, capsys):
     again = ["shard", f"{folder}/photos", "--out", f"{folder}/shards"]
     assert "their shard_size is 4, not 10000" in mistake(capsys, *again, "--seed", 0)
     assert "other files than shards" in mistake(capsys, "shard", "sample", "--out", folder / "photos")
