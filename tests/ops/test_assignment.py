@@ -122,17 +122,6 @@ def test_half_precision_input_chooses_what_float32_of_its_values_does(dtype):
     assert half.grad.dtype == dtype
 
 
-def test_autocast_changes_nothing():
-    z, codes = problem(50, 60, dtype=torch.float32)
-    expected, expected_gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside, gradients = values_and_gradients(soft_assignment, z, codes, 0.3)
-        indices = nearest_codes(z, codes).indices
-    assert torch.equal(indices, nearest_codes(z, codes).indices)
-    for ours, theirs in zip((*inside, *gradients), (*expected, *expected_gradients), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def matmul_precisions():
     try:
         precision = torch.get_float32_matmul_precision()
@@ -195,32 +184,6 @@ def test_an_error_restores_the_precision_of_products(precisions, monkeypatch):
         with pytest.raises(RuntimeError, match="inside"):
             function(*problem(5, 6))
         assert matmul_precisions() == before
-
-
-def test_no_vectors_give_empty_results_and_zero_gradients():
-    z, codes = problem(0, 5)
-    result = soft_assignment(z, codes, 1.0)
-    assert result.codes.shape == (0, 5)
-    assert result.indices.shape == (0,)
-    assert torch.equal(result.usage, torch.zeros(5, dtype=torch.float64))
-    (result.usage.sum() + result.codes.sum()).backward()
-    assert torch.equal(codes.grad, torch.zeros_like(codes))
-    assert nearest_codes(z, codes).indices.shape == (0,)
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-def test_compiled_operators_give_the_same_without_graph_breaks():
-    z, codes = problem(20, 33)
-
-    def loss(z, codes):
-        result = soft_assignment(z, codes, 0.5)
-        hard = codes[nearest_codes(z, codes).indices]
-        return (result.codes * hard).sum() + result.usage.square().sum() + result.purity.sum()
-
-    expected = torch.autograd.grad(loss(z, codes), (z, codes))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(torch.autograd.grad(compiled(z, codes), (z, codes)), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("score", SCORES)
