@@ -84,8 +84,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, keep: int = 3):
-        if keep < 1:
-            raise LGQError(f"keep must be at least 1 checkpoint, got {keep}.")
+        assert keep >= 1
         self.directory, self.keep = Path(directory), keep
 
     def save(self, step: int, state: Any) -> Path:
@@ -94,8 +93,6 @@ class Checkpoints:
         Only then are old checkpoints removed; after a failure they are as they were. `load` gives each rank
         what it passed here, so ranks above 0 pass only what is theirs alone, such as random states.
         """
-        if step < 0:
-            raise LGQError(f"step must be 0 or more, got {step}.")
         final = self.directory / f"step-{step:06d}"
         partial = beside(final, "partial")
         own_files: dict[str, Fingerprint] = {}

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lgq.checks import require_at_least
-from lgq.errors import LGQError
 from lgq.ops.numerics import at_least_float32, mean
 
 Perceptual = Callable[[Float[Tensor, "b 3 h w"], Float[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
@@ -79,7 +78,9 @@ class Objective:
         discriminator: nn.Module | None = None,
         last_layer: Tensor | None = None,
     ):
-        _require_parts(weights, perceptual, discriminator, last_layer)
+        assert perceptual is not None or not weights.lpips
+        assert discriminator is not None or not weights.gan
+        assert last_layer is not None or not (weights.gan and weights.adaptive_gan)
         self.weights = weights
         self.perceptual = perceptual if weights.lpips else None
         self.discriminator = discriminator if weights.gan else None
@@ -101,7 +102,7 @@ class Objective:
 
         Its terms are quantizer, l1, lpips, gan, and gan_weight, the weight of gan in the total.
         """
-        _require_same_shape(images, reconstruction)
+        assert images.shape == reconstruction.shape
         images, reconstruction = at_least_float32(images), at_least_float32(reconstruction)
         distances = self._distances(images, reconstruction)
         distance = self.weights.l1 * distances["l1"] + self.weights.lpips * distances.get("lpips", 0.0)
@@ -119,9 +120,8 @@ class Objective:
 
         Its terms are the mean logits_real and logits_fake, and discriminator.
         """
-        if self.discriminator is None:
-            raise LGQError("gan=0 trains without a discriminator: check `adversarial(step)` first.")
-        _require_same_shape(images, reconstruction)
+        assert self.discriminator is not None
+        assert images.shape == reconstruction.shape
         real = self.discriminator(at_least_float32(images))
         fake = self.discriminator(at_least_float32(reconstruction.detach()))
         loss = hinge_discriminator_loss(real, fake)
@@ -190,36 +190,9 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 
 
 def _gradient_norm(loss: Tensor, parameter: Tensor) -> Tensor:
-    gradient = None
-    if loss.requires_grad and parameter.requires_grad:
-        (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True, allow_unused=True)
-    if gradient is None:
-        raise LGQError(
-            "the adaptive GAN weight needs a gradient at last_layer, and the loss has none there: pass the "
-            "weight of the layer that made the reconstruction, with gradients on; or set adaptive_gan=False."
-        )
+    (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
     return torch.linalg.vector_norm(at_least_float32(gradient))
 
 
 def _detached(terms: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: term.detach() for name, term in terms.items()}
-
-
-def _require_parts(
-    weights: LossWeights, perceptual: object | None, discriminator: object | None, last_layer: object | None
-) -> None:
-    if weights.lpips and perceptual is None:
-        raise LGQError(f"lpips={weights.lpips} needs a perceptual network: pass one, or set lpips=0.")
-    if weights.gan and discriminator is None:
-        raise LGQError(f"gan={weights.gan} needs a discriminator: pass one, or set gan=0.")
-    if weights.gan and weights.adaptive_gan and last_layer is None:
-        raise LGQError("adaptive_gan=True needs last_layer: pass the weight of the decoder's last layer.")
-
-
-def _require_same_shape(images: Tensor, reconstruction: Tensor) -> None:
-    # Other shapes could broadcast into a meaningless loss.
-    if images.shape != reconstruction.shape:
-        raise LGQError(
-            f"a reconstruction must have the shape of its images, got {tuple(reconstruction.shape)} "
-            f"for {tuple(images.shape)}: crop or resize one of them."
-        )

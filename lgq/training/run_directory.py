@@ -9,7 +9,6 @@ RUN/images/            a picture per validation         RUN/tensorboard/       r
 import platform
 import subprocess
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -81,20 +80,13 @@ def describe_environment(seed: int | None) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lgq": _version(),
+        "lgq": lgq.__version__,
         "platform": platform.platform(),
         "git_commit": _git_commit(),
         "seed": seed,
         "world_size": world_size(),
         "devices": _devices(),
     }
-
-
-def _version() -> str | None:
-    try:
-        return version("lgq")
-    except PackageNotFoundError:  # used from its sources, without an installation
-        return None
 
 
 def _git_commit() -> str | None:
