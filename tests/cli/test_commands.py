@@ -168,15 +168,18 @@ def test_other_settings_do_not_continue_a_run(run, capsys):
     assert (run / "config.json").read_bytes() == before
 
 
-def test_a_place_where_nothing_can_be_written_is_named(run, photos, tmp_path, capsys):
+@pytest.mark.parametrize("place", ["file", "file/out"])
+def test_a_place_where_nothing_can_be_written_is_named(run, photos, tmp_path, capsys, place):
     (tmp_path / "file").write_text("in the way")
-    out = tmp_path / "file" / "out"
     for arguments in (
-        ["train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER],
+        ["train", "pocket-lgq", "--data", photos, *TINY_TOKENIZER],
         ["encode", run, "--data", photos],
         ["reconstruct", run, photos / "0.png"],
+        ["evaluate", run, "--data", photos],
+        ["shard", photos],
+        ["experiment", "comparison", "--scale", "smoke", "--data", photos],
     ):
-        assert "cannot " in mistake(capsys, *arguments, "--out", out)
+        assert str(tmp_path / "file") in mistake(capsys, *arguments, "--out", tmp_path / place)
 
 
 def test_a_full_disk_is_named_and_the_run_continues_when_there_is_room(tmp_path, capsys, monkeypatch):
