@@ -24,10 +24,13 @@ _ENDINGS = {
     "no_improvement": "stopped after step {step:,}, as validations no longer improve",
 }
 _NEXT_STEPS = """
-Next:
-  lgq sample {out}/generator --out more.png --seed 1        draw other images
-  lgq reconstruct {out}/run YOUR.jpg --out pictures         see an image of yours through the tokenizer
-  lgq train pocket-lgq --data YOUR_FOLDER --out runs/mine   train a larger tokenizer on images of yours"""
+Next (after `make demo`, lgq is .venv/bin/lgq):
+  lgq sample {out}/generator --out more.png --seed 1
+      Draw other images.
+  lgq reconstruct {out}/run YOUR.jpg --out pictures
+      See an image of yours through the tokenizer.
+  lgq train pocket-lgq --data YOUR_FOLDER --out runs/mine
+      Train a larger tokenizer on images of yours."""
 
 
 @dataclass(frozen=True, kw_only=True)
