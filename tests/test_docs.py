@@ -72,6 +72,15 @@ def user(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def registered_quantizers():
+    """Forgets the quantizers that a page registers."""
+    before = dict(QUANTIZERS)
+    yield
+    for name in QUANTIZERS.keys() - before.keys():
+        del QUANTIZERS[name]
+
+
 def _write_shard(path: Path, image: bytes) -> None:
     with tarfile.open(path, "w") as shard:
         for name, data in (("0.jpg", image), ("0.cls", b"7")):
@@ -81,8 +90,7 @@ def _write_shard(path: Path, image: bytes) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_of_a_page_runs(page, user, capsys, monkeypatch):
-    monkeypatch.delitem(QUANTIZERS, "slowvq", raising=False)  # and again, after the page that registers it
+def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
     for code in blocks(page, "python"):
         if ".pretrained()" in code and any(each.state != "here" for each in weights.status()[:3]):
             pytest.skip("needs weights of other networks: lgq weights fetch")
