@@ -72,11 +72,16 @@ def project(
         raise LGQError(f"latents and codes need the same channels to share a plane, got {sizes}.")
     x, y = latents.detach().cpu().double(), codes.detach().cpu().double()
     umap = None if method == "pca" else _import_umap()
-    if umap is not None:
-        return Projection(*_umap(umap, x, y), "umap")
-    if method == "umap":
+    if umap is None and method == "umap":
         raise LGQError("UMAP needs the package umap-learn: install lgq[umap], or choose 'pca'.")
-    return Projection(*_pca(x, y), "pca")
+    if umap is None:
+        return _pca(x, y)
+    # Together, so that neither is squeezed into the picture of the other. One thread, as with more the result
+    # would depend on their timing.
+    points = torch.cat([x, y]).numpy()
+    fit = umap.UMAP(n_neighbors=min(15, len(points) - 1), random_state=0, n_jobs=1)
+    both = torch.from_numpy(fit.fit_transform(points)).double()
+    return Projection(both[: len(x)], both[len(x) :], "umap")
 
 
 def _import_umap() -> Any:
@@ -89,29 +94,14 @@ def _import_umap() -> Any:
         return None
 
 
-def _pca(
-    x: Float64[Tensor, "n c"], y: Float64[Tensor, "k c"]
-) -> tuple[Float64[Tensor, "n 2"], Float64[Tensor, "k 2"]]:
+def _pca(x: Float64[Tensor, "n c"], y: Float64[Tensor, "k c"]) -> Projection:
     """Project on the two directions in which the latents vary most."""
     centre = x.mean(0)
     _, vectors = torch.linalg.eigh((x - centre).T @ (x - centre))
     plane = vectors[:, -2:].flip(1)
     # The sign of an eigenvector is arbitrary: without a rule, pictures would be mirrored between machines.
-    largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
-    plane = plane * largest.sign()
-    return (x - centre) @ plane, (y - centre) @ plane
-
-
-def _umap(
-    umap: Any, x: Float64[Tensor, "n c"], y: Float64[Tensor, "k c"]
-) -> tuple[Float64[Tensor, "n 2"], Float64[Tensor, "k 2"]]:
-    """Fit latents and codes together, so that neither is squeezed into the picture of the other."""
-    points = torch.cat([x, y]).numpy()
-    neighbours = min(15, len(points) - 1)
-    # With more threads the result would depend on their timing.
-    plane = umap.UMAP(n_neighbors=neighbours, random_state=0, n_jobs=1).fit_transform(points)
-    both = torch.from_numpy(plane).double()
-    return both[: len(x)], both[len(x) :]
+    plane = plane * plane.gather(0, plane.abs().argmax(0, keepdim=True)).sign()
+    return Projection((x - centre) @ plane, (y - centre) @ plane, "pca")
 
 
 def overlay(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
-from PIL import Image, ImageDraw
+from PIL import ImageDraw
 from torch import Tensor
 
 from lgq.checks import require_at_least
@@ -122,7 +122,10 @@ def codebook_grid(
         top = MARGIN + LINE + place // columns * (side + gap)
         sheet.paste(pixels(patches[code], scale), (left, top))
         if counts[code] == 0:
-            _cross_out(sheet, left, top, side)
+            pen, right, bottom = ImageDraw.Draw(sheet), left + side - 1, top + side - 1
+            pen.rectangle((left, top, right, bottom), outline=ALARM, width=2)
+            pen.line((left, top, right, bottom), fill=ALARM, width=2)
+            pen.line((left, bottom, right, top), fill=ALARM, width=2)
     return sheet_png(sheet)
 
 
@@ -144,13 +147,6 @@ def _by_brightness(patches: Tensor, counts: Tensor, columns: int) -> list[int]:
     used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
     rows = [sorted(used[i : i + columns], key=warmth.__getitem__) for i in range(0, len(used), columns)]
     return [code for row in rows for code in row] + (counts == 0).nonzero().flatten().tolist()
-
-
-def _cross_out(sheet: Image.Image, left: int, top: int, side: int) -> None:
-    pen, far = ImageDraw.Draw(sheet), side - 1
-    pen.rectangle((left, top, left + far, top + far), outline=ALARM, width=2)
-    pen.line((left, top, left + far, top + far), fill=ALARM, width=2)
-    pen.line((left, top + far, left + far, top), fill=ALARM, width=2)
 
 
 def sample_grid(
