@@ -135,10 +135,8 @@ def _refused(lab: Lab, out: Path, words: str) -> None:
 
 def published(lab: Lab, chance: random.Random) -> Iterator[tuple[str, Damage]]:
     for name in ("last/model.safetensors", "best/model.safetensors", "last/config.json"):
-        for damage in (*cuts(chance, 3), *flips(chance, 5)):
+        for damage in (*cuts(chance, 3), *flips(chance, 5), partial(_taken_from, other_run(lab) / name)):
             yield name, damage
-        if name != "last/config.json":  # runs of two seeds have the same one
-            yield name, partial(_taken_from, other_run(lab) / name)
 
 
 def published_weights(lab: Lab, name: str, damage: Damage) -> int:
