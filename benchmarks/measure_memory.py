@@ -28,8 +28,7 @@ from rich.table import Table
 
 from lgq.data import EncodedImage, LoaderSettings, open_dataset
 from lgq.data.shard_writer import shard
-from lgq.data.stream import PipeDataset
-from lgq.data.stream_loader import training_loader
+from lgq.data.stream import PipeDataset, training_loader
 
 LOADERS = {
     "local shards, no workers": ("{folder}/shard-*.tar", 0),

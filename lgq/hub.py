@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypeVar
 
 import huggingface_hub
 import torch
@@ -73,16 +73,6 @@ class PretrainedError(LGQError):
     """Files that make no model."""
 
 
-class HubOptions(TypedDict, total=False):
-    """Options of `huggingface_hub.hf_hub_download`."""
-
-    force_download: bool
-    token: str | bool | None
-    cache_dir: str | Path | None
-    local_files_only: bool
-    revision: str | None
-
-
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit", model_card_template=_CARD):
     """Base of models that `save_pretrained` writes and `from_pretrained` reads."""
 
@@ -108,14 +98,15 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
         pretrained_model_name_or_path: str | Path,
         *,
         map_location: str | torch.device = "cpu",
-        **options: Unpack[HubOptions],
+        **options: Any,
     ) -> Model:
         """Load a saved model from a directory, or from owner/name on the Hugging Face Hub, in eval mode.
 
         map_location: the device.
+        options: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
         """
         source = pretrained_model_name_or_path
-        return cls._load(lambda name: find_file(source, name, options)).to(map_location)
+        return cls._load(lambda name: find_file(source, name, **options)).to(map_location)
 
     def fingerprint(self) -> str:
         """Return the sha256 (hex) of settings and weights: equal for models that save the same files.
@@ -140,7 +131,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
         return super().generate_model_card(*args, configuration=configuration, **self._card(), **kwargs)
 
 
-def find_file(source: str | Path, name: str, options: HubOptions | None = None) -> Path:
+def find_file(source: str | Path, name: str, **options: Any) -> Path:
     """Return a file of a directory, or of owner/name on the Hub. A directory is read without the network.
 
     Where a directory `owner` exists, owner/name is a path.
@@ -160,7 +151,7 @@ def find_file(source: str | Path, name: str, options: HubOptions | None = None) 
             f"there is no directory {source}: name one that save_pretrained wrote, or owner/name on the Hub."
         )
     try:
-        return Path(huggingface_hub.hf_hub_download(repo_id=source, filename=name, **(options or {})))
+        return Path(huggingface_hub.hf_hub_download(repo_id=source, filename=name, **options))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise PretrainedError(
@@ -285,10 +276,8 @@ def run_settings(source: str | Path) -> dict[str, Any] | None:
     if not _is_run(Path(source)):
         return None
     settings = _read_config(Path(source) / CONFIG)
-    try:
-        int(settings["image_size"])
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise _damaged_config(Path(source) / CONFIG) from error
+    if not isinstance(settings.get("image_size"), int):
+        raise _damaged_config(Path(source) / CONFIG)
     return settings
 
 
@@ -306,8 +295,8 @@ def _is_run(folder: Path) -> bool:
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise _damaged_config(file) from error
+    except (ValueError, RecursionError):
+        settings = None
     if not isinstance(settings, dict):
         raise _damaged_config(file)
     return settings

@@ -36,7 +36,7 @@ from lgq.hub import (
     run_settings,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, Residual, build_quantizer
+from lgq.quantizers import QUANTIZERS, Quantized, Residual, build_quantizer
 
 _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
@@ -89,7 +89,12 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         }
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
-        self.quantizer = _quantizer(self.settings)
+        options = self.settings["quantizer_options"] | {"channel_dim": 1}
+        quantizers = [
+            build_quantizer(quantizer, backbone.latent_channels, codebook_size, **options)
+            for _ in range(stages)
+        ]
+        self.quantizer = quantizers[0] if stages == 1 else Residual(quantizers, channel_dim=1)
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +121,13 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
         The first stages of a residual tokenizer suffice; fewer give a coarser image.
         """
-        _require_tokens(tokens, self.stages)
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise LGQError(f"tokens must be integers, got {tokens.dtype}: convert them with .long().")
+        axes = "(b, h, w)" if self.stages == 1 else f"(b, h, w, 1 to {self.stages} stages)"
+        shape, dims = tuple(tokens.shape), 3 if self.stages == 1 else 4
+        if len(shape) != dims or 0 in shape[1:] or (dims == 4 and shape[3] > self.stages):
+            way_out = "were they made by another tokenizer?"
+            raise LGQError(f"tokens must have shape {axes}, got {shape}: {way_out}")
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
 
@@ -195,13 +206,6 @@ def load_tokenizer(source: str | Path | Tokenizer, weights: WeightsChoice = "bes
     return tokenizer
 
 
-def _quantizer(settings: dict[str, Any]) -> Quantizer:
-    dim, size = settings["backbone"]["latent_channels"], settings["codebook_size"]
-    options = settings["quantizer_options"] | {"channel_dim": 1}
-    stages = [build_quantizer(settings["quantizer"], dim, size, **options) for _ in range(settings["stages"])]
-    return stages[0] if len(stages) == 1 else Residual(stages, channel_dim=1)
-
-
 def _options_of(quantizer: str) -> type[Any]:
     """Return a dataclass of the options of a quantizer that a tokenizer does not set itself."""
     if quantizer not in QUANTIZERS:
@@ -213,14 +217,3 @@ def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> ty
     """Return a dataclass of a constructor's keywords, with their types and defaults, for `lgq.config`."""
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.name not in but]
     return make_dataclass("Settings", [(p.name, p.annotation, p.default) for p in keywords], kw_only=True)
-
-
-def _require_tokens(tokens: Tensor, stages: int) -> None:
-    if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise LGQError(f"tokens must be integers, got {tokens.dtype}: convert them with .long().")
-    axes = "(b, h, w)" if stages == 1 else f"(b, h, w, 1 to {stages} stages)"
-    fits = tokens.ndim == 3 if stages == 1 else tokens.ndim == 4 and tokens.shape[3] <= stages
-    if not fits or 0 in tokens.shape[1:]:
-        raise LGQError(
-            f"tokens must have shape {axes}, got {tuple(tokens.shape)}: were they made by another tokenizer?"
-        )

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lgq.data.token_format import Encoding
-from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.token_format import EncodedBatch, Encoding, TokenWriter
 from lgq.data.tokens import TokenDataset
 
 

@@ -8,8 +8,7 @@ from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset
 from lgq.data.loader import ImageLoader, LoaderSettings
 from lgq.data.photographs import SampleDataset
 from lgq.data.shards import ShardDataset
-from lgq.data.stream import PREFIX, PipeDataset
-from lgq.data.stream_loader import StreamLoader
+from lgq.data.stream import PREFIX, PipeDataset, StreamLoader
 from lgq.data.transforms import RandomCrop, to_png, to_tensor
 
 __all__ = [

@@ -63,10 +63,6 @@ def _images_below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
     for entry in visible:
         if entry.is_dir():
             yield from _images_below(entry.path, (*above, here))
-        elif entry.name.lower().endswith(SUFFIXES) and _is_file(entry):
+        # A dangling link counts, and is reported as broken later; a pipe or a device would block the reader.
+        elif entry.name.lower().endswith(SUFFIXES) and (entry.is_file() or not os.path.exists(entry.path)):
             yield entry.path
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    # A dangling link counts, and is reported as broken later; a pipe or a device would block the reader.
-    return entry.is_file() or not os.path.exists(entry.path)

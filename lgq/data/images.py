@@ -188,7 +188,11 @@ def _orientation(image: Image.Image) -> int:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        return _from_sixteen_bits(image)
+        # Pillow's own conversion clips at 255 where 65,535 is white.
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise LGQError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise LGQError("floating-point pixels have no agreed range; store 8 or 16 bits per channel")
     if image.has_transparency_data:
@@ -196,12 +200,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", colours.size, "white")
         return Image.alpha_composite(white, colours).convert("RGB")
     return image.convert("RGB")
-
-
-def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    # Pillow's own conversion clips at 255 where 65,535 is white.
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise LGQError(f"integer pixels from {values.min()} to {values.max()} are not 16-bit ones")
-    grey = (values + 128) // 257
-    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -4,8 +4,6 @@ Training reads an endless stream: epoch after epoch, each in its own order, cut 
 where an epoch ends. So every batch is full, and no image is lost or seen twice. A position counts images
 over all ranks: it outlives a change of workers, ranks or batch size. Evaluation reads the data once, in
 order.
-
-A `BatchPlan` says which images form a batch; a reader turns it into the batch, in whichever process.
 """
 
 import ctypes
@@ -15,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from math import gcd
 from typing import Any, NamedTuple
@@ -95,18 +93,16 @@ def epoch_order(length: int, seed: int, epoch: int) -> Int[np.ndarray, " length"
 
 def endless_plans(length: int, share: BatchSettings, start: int) -> Iterator[BatchPlan]:
     """Plan batches of training from position `start`, which is 0 or the `position` of a plan."""
-    # Before the first batch is asked for, as a generator would not.
     require_at_least(0, start=start)
-    return _endless_plans(length, share, start)
-
-
-def _endless_plans(length: int, share: BatchSettings, start: int) -> Iterator[BatchPlan]:
     global_batch = share.batch_size * share.world_size
-    for first in count(start, global_batch):
+
+    def plan(first: int) -> BatchPlan:
         mine = first + share.rank * share.batch_size
         visits = [divmod(i, length) for i in range(mine, mine + share.batch_size)]
         indices = [epoch_order(length, share.seed, epoch)[place].item() for epoch, place in visits]
-        yield BatchPlan([epoch for epoch, _ in visits], indices, first + global_batch)
+        return BatchPlan([epoch for epoch, _ in visits], indices, first + global_batch)
+
+    return map(plan, count(start, global_batch))
 
 
 def pass_plans(length: int, share: BatchSettings, limit: int | None) -> list[BatchPlan]:
@@ -158,7 +154,8 @@ class ImageLoader:
 
         A broken image is replaced by another one, always the same, so that batches stay full.
         """
-        return self._stream(endless_plans(len(self.dataset), self.settings, start))
+        plans = endless_plans(len(self.dataset), self.settings, start)
+        return self._load(plans, training=True, may_be_empty=False)
 
     def one_pass(self, limit: int | None = None, *, may_be_empty: bool = False) -> Iterator[Batch]:
         """Yield each image once, in order, centre-cropped; at most `limit` of them, evenly spread.
@@ -168,33 +165,24 @@ class ImageLoader:
         Broken images are left out, and the ranks' numbers of batches differ by up to one: reduce over ranks
         after the pass, not in it.
         """
-        return self._one_pass(pass_plans(len(self.dataset), self.settings, limit), may_be_empty)
+        plans = pass_plans(len(self.dataset), self.settings, limit)
+        return self._load(plans, training=False, may_be_empty=may_be_empty or not plans)
 
-    def _stream(self, plans: Iterator[BatchPlan]) -> Iterator[Batch]:
-        for batch in self._load(plans, training=True):
-            if batch is None:
-                raise self._nothing_readable()
-            yield batch
-
-    def _one_pass(self, plans: list[BatchPlan], may_be_empty: bool) -> Iterator[Batch]:
-        readable = may_be_empty or not plans
-        for batch in self._load(plans, training=False):
-            if batch is not None:
-                readable = True
-                yield batch
-        if not readable:
-            raise self._nothing_readable()
-
-    def _load(self, plans: Iterable[BatchPlan], *, training: bool) -> Iterator[Batch | None]:
+    def _load(self, plans: Iterable[BatchPlan], *, training: bool, may_be_empty: bool) -> Iterator[Batch]:
         reader = _Reader(self.dataset, self.settings, training=training)
+        readable = may_be_empty
         for loaded in in_processes(reader, self.settings, plans):
             note_broken(self.broken, loaded.broken, self.dataset)
-            yield loaded.batch
-
-    def _nothing_readable(self) -> DataError:
-        name, reason = next(iter(self.broken.items()))
-        example = f"{self.dataset!r}, such as {name} ({reason})"
-        return DataError(f"none of {len(self.broken):,} images can be read in {example}.")
+            if loaded.batch is not None:
+                readable = True
+                yield loaded.batch
+            elif training:  # the reader has tried every image
+                readable = False
+                break
+        if not readable:
+            name, reason = next(iter(self.broken.items()))
+            example = f"{self.dataset!r}, such as {name} ({reason})"
+            raise DataError(f"none of {len(self.broken):,} images can be read in {example}.")
 
 
 class Loaded(NamedTuple):
@@ -208,13 +196,13 @@ class Loaded(NamedTuple):
     """Error as a value, since an exception would bring the traceback of its process."""
 
 
-@dataclass(frozen=True)
-class RenderedImage:
+class RenderedImage(NamedTuple):
     """An image of a batch."""
 
     image: Float[Tensor, "3 s s"]
     label: int
-    index: int
+    number: int
+    """Number of the image in its data set."""
     name: str
 
 
@@ -236,17 +224,16 @@ class _Reader(Dataset[Loaded]):
         return Loaded(stack(images, plan.position) if images else None, broken)
 
     def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> RenderedImage | None:
-        seed, length = self.settings.seed, len(self.dataset)
-
-        # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
-        def cut(size: tuple[int, int]) -> Crop:
-            if not self.training:
-                return centre_crop(size)
-            return random_crop(size, self.settings.crop, seed=seed, epoch=epoch, index=index)
-
-        for candidate in _candidates(length, seed, epoch, index) if self.training else (index,):
+        settings = self.settings
+        cut: Callable[[tuple[int, int]], Crop] = centre_crop
+        candidates: Iterable[int] = (index,)
+        if self.training:
+            # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
+            cut = partial(random_crop, settings=settings.crop, seed=settings.seed, epoch=epoch, index=index)
+            candidates = _candidates(len(self.dataset), settings.seed, epoch, index)
+        for candidate in candidates:
             try:
-                return rendered(self.dataset[candidate], candidate, cut, self.settings.image_size)
+                return rendered(self.dataset[candidate], candidate, cut, settings.image_size)
             except BrokenImage as error:
                 broken.append((error.name, error.reason))
         return None
@@ -272,13 +259,8 @@ def rendered(
 
 
 def stack(images: list[RenderedImage], position: Any) -> Batch:
-    return Batch(
-        images=torch.stack([image.image for image in images]),
-        labels=torch.tensor([image.label for image in images]),
-        indices=torch.tensor([image.index for image in images]),
-        names=[image.name for image in images],
-        position=position,
-    )
+    pixels, labels, indices, names = zip(*images, strict=True)
+    return Batch(torch.stack(pixels), torch.tensor(labels), torch.tensor(indices), list(names), position)
 
 
 def in_processes(
@@ -291,7 +273,7 @@ def in_processes(
         sampler=plans,
         num_workers=settings.workers,
         prefetch_factor=_BATCHES_AHEAD if settings.workers else None,
-        collate_fn=_unchanged,
+        collate_fn=_unchanged,  # no lambda: it would not reach a spawned process
         worker_init_fn=_start_worker,
         pin_memory=settings.pin_memory,
         # Its own generator: otherwise a restart would draw from the one that the model uses.

@@ -82,20 +82,16 @@ class SampleDataset:
 
 def _subjects() -> tuple[Tile, ...]:
     """Return the centre square of one photograph per subject."""
-    squares: dict[str, Tile] = {}
-    for photograph in (photograph for split in PHOTOGRAPHS.values() for photograph in split):
-        crop = centre_crop(_stored(photograph).size)
-        square = Tile(photograph, crop.left, crop.top, crop.width)
-        squares[square.subject] = square
-    return tuple(squares.values())
+    crops = {name: centre_crop(_stored(name).size) for split in PHOTOGRAPHS.values() for name in split}
+    squares = [Tile(name, crop.left, crop.top, crop.width) for name, crop in crops.items()]
+    return tuple({square.subject: square for square in squares}.values())
 
 
 def _tiles(photograph: str) -> list[Tile]:
     width, height = _stored(photograph).size
-    sides = [min(width, height) // scale for scale in _SCALES]
     return [
         Tile(photograph, left, top, side)
-        for side in sides
+        for side in (min(width, height) // scale for scale in _SCALES)
         for top in _starts(height, side)
         for left in _starts(width, side)
     ]
@@ -104,8 +100,7 @@ def _tiles(photograph: str) -> list[Tile]:
 def _starts(length: int, side: int) -> list[int]:
     """Return where tiles begin along an edge: evenly from end to end, at most half a side apart."""
     count = 1 + ceil((length - side) / (side // 2))
-    positions: list[int] = np.linspace(0, length - side, count).round().astype(int).tolist()
-    return positions
+    return np.linspace(0, length - side, count).round().astype(int).tolist()
 
 
 @cache  # a few hundred tiles, 20 MB in all, and training asks for each of them many times

@@ -22,7 +22,6 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,13 +156,13 @@ def shard(
             order = random_order(sharding.source_images, Stream.SHARD_ORDER, seed).tolist()
         first = number = 0
         while first < len(order):
-            if number == len(records) or not _is_whole(folder, records[number]):
+            stored = records[number] if number < len(records) else None
+            path = folder / _shard_file(f"{number:06d}")
+            if stored is None or not path.exists() or path.stat().st_size != stored.bytes:
                 images = _checked_images(dataset, order, first, workers, on_progress)
-                record = _write_shard(folder, number, sharding, images)
-                if number < len(records) and record != records[number]:
-                    raise DataError(
-                        f"{folder / record.file} would get other content: {dataset!r} has changed."
-                    )
+                record = _write_shard(path, sharding, images)
+                if stored is not None and record != stored:
+                    raise DataError(f"{path} would get other content: {dataset!r} has changed.")
                 records[number:] = [record, *records[number + 1 :]]
                 _write_index(folder / UNFINISHED, sharding, records)
             first, number = first + records[number].taken, number + 1
@@ -182,23 +181,19 @@ def _read_index(folder: Path, sharding: Sharding) -> ShardIndex:
                 index = from_json(ShardIndex, unsealed_json(path.read_bytes()))
             except (OSError, DamagedFileError, ConfigError) as error:
                 raise DataError(f"cannot continue {path} ({error}): choose another directory.") from error
-            _require_same(index.sharding, sharding, folder)
+            for field in fields(Sharding):
+                before, now = getattr(index.sharding, field.name), getattr(sharding, field.name)
+                if before != now:
+                    raise DataError(
+                        f"{folder} holds other shards: their {field.name} is {before!r:.80}, not "
+                        f"{now!r:.80}. Repeat their arguments, or choose another directory."
+                    )
             return index
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder} is a file: choose a directory for the shards.")
     if folder.is_dir() and any(not path.name.startswith((".", UNFINISHED)) for path in folder.iterdir()):
         raise DataError(f"{folder} holds other files than shards of `lgq shard`: choose a new directory.")
     return ShardIndex.of(sharding, [])
-
-
-def _require_same(stored: Sharding, sharding: Sharding, folder: Path) -> None:
-    for field in fields(Sharding):
-        before, now = getattr(stored, field.name), getattr(sharding, field.name)
-        if before != now:
-            raise DataError(
-                f"{folder} holds other shards: their {field.name} is {before!r:.80}, not {now!r:.80}. Repeat "
-                "their arguments, or choose another directory."
-            )
 
 
 def _write_index(path: Path, sharding: Sharding, records: list[ShardRecord]) -> None:
@@ -215,8 +210,8 @@ class _CheckedImage(NamedTuple):
     number: int
     """Number of the image in the data set."""
     image: EncodedImage | None
-    suffix: str
-    broken: tuple[str, str] | None
+    suffix: str = ""
+    problem: tuple[str, str] = ("", "")
     """Name and reason, where there is no image."""
 
 
@@ -234,9 +229,9 @@ class _Checker(Dataset[_CheckedImage]):
             if stored.format not in _SUFFIXES:
                 rule = f"shards hold JPEG, PNG and WebP, not {stored.format}: convert it"
                 raise BrokenImage(image.name, rule)
-            return _CheckedImage(index, image, _SUFFIXES[stored.format], None)
+            return _CheckedImage(index, image, _SUFFIXES[stored.format])
         except BrokenImage as error:
-            return _CheckedImage(index, None, "", (error.name, error.reason))
+            return _CheckedImage(index, None, problem=(error.name, error.reason))
 
 
 def _checked_images(
@@ -248,82 +243,54 @@ def _checked_images(
         on_progress(done, len(order))
 
 
-def _is_whole(folder: Path, record: ShardRecord) -> bool:
-    path = folder / record.file
-    return path.exists() and path.stat().st_size == record.bytes
-
-
-def _write_shard(
-    folder: Path, number: int, sharding: Sharding, images: Iterator[_CheckedImage]
-) -> ShardRecord:
+def _write_shard(path: Path, sharding: Sharding, images: Iterator[_CheckedImage]) -> ShardRecord:
     """Fill a shard with images until it is full; it gets its name when it is whole."""
-    path = folder / _shard_file(f"{number:06d}")
     partial = beside(path, "partial")
+    keys: set[str] = set()
+    broken: list[tuple[str, str]] = []
+    image_bytes = taken = 0
     try:
         with partial.open("wb") as file:
             # Without what differs between systems: one dialect, one encoding, no time, no owner.
             with tarfile.open(None, "w", file, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
-                new = _NewShard(tar, sharding)
-                for image in takewhile(new.has_room_for, images):
-                    new.take(image)
-                new.require_images()
+                for checked in images:
+                    image = checked.image
+                    if image is None:
+                        broken.append(checked.problem)
+                    else:
+                        image_bytes += len(image.data)
+                        full = len(keys) == sharding.shard_size or (
+                            sharding.shard_bytes is not None and image_bytes > sharding.shard_bytes
+                        )
+                        if full and keys:  # any image fits into an empty shard
+                            break
+                        key = safe_key(image.name)
+                        while key in keys:
+                            key = f"{key}-{checked.number}"
+                        keys.add(key)
+                        _add(tar, f"{key}.{checked.suffix}", image.data)
+                        if image.label is not None:
+                            _add(tar, f"{key}.{LABEL_MEMBER}", str(image.label).encode())
+                    taken += 1
+            if not keys:
+                (name, reason), count = broken[0], len(broken)
+                example = f"{sharding.source} can be stored, such as {name} ({reason})"
+                raise DataError(f"none of {count:,} images of {example}.")
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
         os.replace(partial, path)
-        sync_directory(folder)
+        sync_directory(path.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    return ShardRecord(
-        file=path.name, images=len(new.keys), bytes=size, taken=new.taken, broken=tuple(new.broken)
-    )
+    return ShardRecord(file=path.name, images=len(keys), bytes=size, taken=taken, broken=tuple(broken))
 
 
-class _NewShard:
-    """A shard that is being filled."""
-
-    def __init__(self, tar: tarfile.TarFile, sharding: Sharding):
-        self._tar, self._sharding = tar, sharding
-        self._bytes = 0
-        self.keys: set[str] = set()
-        self.taken = 0
-        """Number of images of the data set that were taken."""
-        self.broken: list[tuple[str, str]] = []
-
-    def has_room_for(self, checked: _CheckedImage) -> bool:
-        """Tell whether an image fits: a broken one always does, and any does into an empty shard."""
-        if checked.image is None or not self.keys:
-            return True
-        limit = self._sharding.shard_bytes
-        fits = limit is None or self._bytes + len(checked.image.data) <= limit
-        return fits and len(self.keys) < self._sharding.shard_size
-
-    def take(self, checked: _CheckedImage) -> None:
-        self.taken += 1
-        if checked.broken is not None:
-            self.broken.append(checked.broken)
-        if checked.image is not None:
-            key = safe_key(checked.image.name)
-            while key in self.keys:
-                key = f"{key}-{checked.number}"
-            self.keys.add(key)
-            self._add(f"{key}.{checked.suffix}", checked.image.data)
-            if checked.image.label is not None:
-                self._add(f"{key}.{LABEL_MEMBER}", str(checked.image.label).encode())
-            self._bytes += len(checked.image.data)
-
-    def require_images(self) -> None:
-        """Fail where the shard is empty, which it is only if all images are broken."""
-        if not self.keys:
-            (name, reason), count = self.broken[0], len(self.broken)
-            source = self._sharding.source
-            raise DataError(f"none of {count:,} images of {source} can be stored, such as {name} ({reason}).")
-
-    def _add(self, name: str, data: bytes) -> None:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        self._tar.addfile(info, io.BytesIO(data))
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
 
 
 def safe_key(name: str) -> str:

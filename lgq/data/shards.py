@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from glob import glob, has_magic
 from itertools import product
 from math import prod
@@ -157,38 +157,31 @@ def _index(shard: int, path: Path) -> tuple[Int64[np.ndarray, "n 4"], Shaped[np.
     """Read shard, offset, size and label of each image, and its name."""
     try:
         with tarfile.open(path, "r:") as tar:
+            assert tar.fileobj is not None
             files = [member for member in tar if member.isreg() and not member.issparse()]
-            _require_end(tar, path)
-            labels = dict(_labels(tar, files, path))
+            # tarfile takes a damaged header for the end of the archive; a real end is zeros, or nothing.
+            tar.fileobj.seek(tar.offset)
+            if any(tar.fileobj.read(_BLOCK)):
+                way_out = "download it again, or leave it out"
+                raise DataError(f"{path} is damaged at byte {tar.offset:,}: {way_out}.")
+            labels = {}
+            for file in files:
+                key, suffix = split_key(file.name)
+                if suffix == LABEL_MEMBER:
+                    tar.fileobj.seek(file.offset_data)
+                    text = tar.fileobj.read(min(file.size, _LABEL_BYTES))
+                    labels[key] = parse_label(text, member_name(path.name, file.name))
     except DataError:
         raise
     except Exception as error:  # hostile headers make tarfile raise ValueError, MemoryError, ...
         raise DataError(f"{path} is not a whole, uncompressed tar file ({error}).") from error
-    images = [file for file in files if split_key(file.name)[1] in IMAGE_MEMBERS]
-    numbers = [
-        (shard, file.offset_data, file.size, labels.get(split_key(file.name)[0], UNLABELLED))
-        for file in images
-    ]
-    names = [os.fsencode(member_name(path.name, file.name)) for file in images]
-    return np.array(numbers, np.int64).reshape(-1, 4), np.array(names, np.bytes_)
-
-
-def _require_end(tar: tarfile.TarFile, path: Path) -> None:
-    # tarfile takes a damaged header for the end of the archive; a real end is zeros, or nothing.
-    assert tar.fileobj is not None
-    tar.fileobj.seek(tar.offset)
-    if any(tar.fileobj.read(_BLOCK)):
-        raise DataError(f"{path} is damaged at byte {tar.offset:,}: download it again, or leave it out.")
-
-
-def _labels(tar: tarfile.TarFile, files: list[tarfile.TarInfo], path: Path) -> Iterator[tuple[str, int]]:
-    assert tar.fileobj is not None
+    places, names = [], []
     for file in files:
         key, suffix = split_key(file.name)
-        if suffix == LABEL_MEMBER:
-            tar.fileobj.seek(file.offset_data)
-            text = tar.fileobj.read(min(file.size, _LABEL_BYTES))
-            yield key, parse_label(text, member_name(path.name, file.name))
+        if suffix in IMAGE_MEMBERS:
+            places.append((shard, file.offset_data, file.size, labels.get(key, UNLABELLED)))
+            names.append(os.fsencode(member_name(path.name, file.name)))
+    return np.array(places, np.int64).reshape(-1, 4), np.array(names, np.bytes_)
 
 
 def _class_names(folder: Path, number: int) -> tuple[str, ...]:

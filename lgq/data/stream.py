@@ -33,11 +33,26 @@ import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count, groupby, islice
-from typing import IO, NamedTuple, NoReturn
+from operator import itemgetter
+from typing import IO, Any, NamedTuple, NoReturn
+
+from torch.utils.data import IterableDataset, get_worker_info
 
 from lgq.checks import require_at_least
-from lgq.data.images import DataError, EncodedImage, ImageDataset
+from lgq.data.images import BrokenImage, DataError, EncodedImage, ImageDataset
+from lgq.data.loader import (
+    Batch,
+    ImageLoader,
+    Loaded,
+    LoaderSettings,
+    RenderedImage,
+    in_processes,
+    note_broken,
+    rendered,
+    stack,
+)
 from lgq.data.shards import (
     IMAGE_MEMBERS,
     LABEL_MEMBER,
@@ -47,6 +62,8 @@ from lgq.data.shards import (
     parse_label,
     split_key,
 )
+from lgq.data.transforms import random_crop
+from lgq.errors import LGQError
 from lgq.random import Stream, random_order
 
 PREFIX = "pipe:"
@@ -129,6 +146,10 @@ class Place(NamedTuple):
     """Number of images of the block that were taken."""
 
 
+Places = list[list[int]]
+"""A `Place` per reader, first the one whose turn is next; as lists, the form that a checkpoint stores."""
+
+
 class StreamedImage(NamedTuple):
     """An image of a stream."""
 
@@ -138,13 +159,6 @@ class StreamedImage(NamedTuple):
     """Shard and place in the shard, in one number: the same in every epoch."""
     place: Place
     """Place at which its reader continues."""
-
-
-class _Item(NamedTuple):
-    image: EncodedImage
-    number: int
-    shard: int
-    item: int
 
 
 def shards_of(data: PipeDataset, seed: int, epoch: int, reader: int, readers: int) -> list[int]:
@@ -166,24 +180,25 @@ def _one_epoch(data: PipeDataset, start: Place, seed: int, readers: int) -> Iter
     items = _items(data, shards, start.shard, start.item)
     block = list(islice(items, data.buffer))
     while block:
-        first, waiting = block[0], dict(enumerate(block))
+        (_, first, shard, item), waiting = block[0], dict(enumerate(block))
         block = []
-        order = random_order(len(waiting), Stream.STREAM_BLOCK, seed, epoch, first.number)
+        order = random_order(len(waiting), Stream.STREAM_BLOCK, seed, epoch, first)
         for drawn, i in enumerate(order.tolist(), 1):
-            item = waiting.pop(i)
+            image, number, *_ = waiting.pop(i)
             block += islice(items, 1)
             if drawn > skipped:
-                place = Place(reader, epoch, first.shard, first.item, drawn)
-                yield StreamedImage(item.image, epoch, item.number, place)
+                yield StreamedImage(image, epoch, number, Place(reader, epoch, shard, item, drawn))
         skipped = 0
 
 
-def _items(data: PipeDataset, shards: list[int], shard: int, item: int) -> Iterator[_Item]:
-    """Yield the images of a reader's shards from a place on."""
+def _items(
+    data: PipeDataset, shards: list[int], shard: int, item: int
+) -> Iterator[tuple[EncodedImage, int, int, int]]:
+    """Yield the images of a reader's shards from a place on, with their number, shard and item."""
     for i in range(shard, len(shards)):
         for number, image in enumerate(data.images(shards[i])):
             if i > shard or number >= item:
-                yield _Item(image, shards[i] << 32 | number, i, number)
+                yield image, shards[i] << 32 | number, i, number
 
 
 def piped_images(command: str, shard: str) -> Iterator[EncodedImage]:
@@ -206,33 +221,28 @@ def piped_images(command: str, shard: str) -> Iterator[EncodedImage]:
             pass
         _require_success(process, command, shard, f"no whole, uncompressed tar file ({error})")
     finally:
-        _end(process)
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        process.wait()
     if not images:
         raise DataError(f"{shard}, from `{command}`, holds no image; {NAMING}.")
 
 
-class _Member(NamedTuple):
-    key: str
-    suffix: str
-    name: str
-    data: bytes
-
-
 def _tar_images(output: IO[bytes], shard: str) -> Iterator[EncodedImage]:
     seen: set[str] = set()
-    for key, group in groupby(_members(output, shard), key=lambda member: member.key):
-        members = list(group)
+    for key, group in groupby(_members(output, shard), key=itemgetter(0)):
+        members = [(suffix, name, data) for _, suffix, name, data in group]
         if key in seen:
             rule = "the members of one key must follow each other"
             way_out = "write the shards again with `lgq shard`"
-            raise DataError(f"{members[0].name}: in a stream {rule}; {way_out}.")
+            raise DataError(f"{members[0][1]}: in a stream {rule}; {way_out}.")
         seen.add(key)
-        labels = [
-            parse_label(member.data, member.name) for member in members if member.suffix == LABEL_MEMBER
-        ]
-        for member in members:
-            if member.suffix in IMAGE_MEMBERS:
-                yield EncodedImage(member.data, labels[-1] if labels else None, member.name)
+        labels = [parse_label(data, name) for suffix, name, data in members if suffix == LABEL_MEMBER]
+        for suffix, name, data in members:
+            if suffix in IMAGE_MEMBERS:
+                yield EncodedImage(data, labels[-1] if labels else None, name)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -251,8 +261,8 @@ class _StrictTarInfo(tarfile.TarInfo):
         return info
 
 
-def _members(output: IO[bytes], shard: str) -> Iterator[_Member]:
-    """Yield images and labels of a tar file that can only be read forwards."""
+def _members(output: IO[bytes], shard: str) -> Iterator[tuple[str, str, str, bytes]]:
+    """Yield key, suffix, name and bytes of images and labels of a tar file that is read forwards only."""
     with tarfile.open(fileobj=output, mode="r|", tarinfo=_StrictTarInfo, bufsize=_CHUNK) as tar:
         assert tar.fileobj is not None
         while (info := tar.next()) is not None:
@@ -264,7 +274,7 @@ def _members(output: IO[bytes], shard: str) -> Iterator[_Member]:
                 _require_size(info, info.size, _LARGEST_MEMBER)
                 file = tar.extractfile(info)
                 assert file is not None
-                yield _Member(key, suffix, member_name(shard, info.name), file.read())
+                yield key, suffix, member_name(shard, info.name), file.read()
         # To the end of the output, so that the command can finish.
         while rest := tar.fileobj.read(_CHUNK):
             if any(rest):
@@ -287,10 +297,91 @@ def _require_success(
         raise DataError(f"{shard} cannot be read: `{command}` {ended}{wrote}; {way_out}.")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.wait()
+class StreamLoader:
+    """Reads a stream for training; evaluation needs random access."""
+
+    def __init__(self, dataset: PipeDataset, settings: LoaderSettings):
+        self.dataset, self.settings = dataset, settings
+        self.local_readers = max(1, settings.workers)
+        self.readers = self.local_readers * settings.world_size
+        """Number of readers over all ranks."""
+        self.broken: dict[str, str] = {}
+        """Images that could not be read so far, with the reason; each was logged once."""
+        if len(dataset.commands) < self.readers:
+            raise DataError(
+                f"{dataset!r} has {len(dataset.commands)} shards for {self.readers} readers "
+                f"({settings.world_size} processes of {self.local_readers}), and each needs its own: lower "
+                "--workers, or make more shards with `lgq shard --shard-size`."
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the stream for config.json: a run resumes only where all but the source is equal."""
+        shards, buffer = len(self.dataset.commands), self.dataset.buffer
+        return {"source": repr(self.dataset), "shards": shards, "readers": self.readers, "buffer": buffer}
+
+    def stream(self, start: Places | int = 0) -> Iterator[Batch]:
+        """Yield endless, shuffled, augmented batches from `start`: 0, or the positions of all ranks."""
+        first = self.settings.rank * self.local_readers
+        mine = range(first, first + self.local_readers)
+        if start == 0:
+            return self._stream([Place(reader) for reader in mine])
+        places = [Place(*place) for place in start if place[0] in mine] if isinstance(start, list) else []
+        if sorted(place.reader for place in places) != list(mine):
+            raise LGQError(
+                f"start must be 0 or the position of a batch of {self.readers} readers, got {start}."
+            )
+        return self._stream(places)
+
+    def _stream(self, places: list[Place]) -> Iterator[Batch]:
+        reader = _StreamReader(self.dataset, self.settings, places, self.readers)
+        for loaded in in_processes(reader, self.settings):
+            note_broken(self.broken, loaded.broken, self.dataset)
+            if loaded.error is not None:
+                raise DataError(loaded.error)
+            # Workers take turns, so the one that has just delivered is the last to come again.
+            places = [*places[1:], Place(*loaded.batch.position[0])]
+            yield loaded.batch._replace(position=[list(place) for place in places])
+
+
+def training_loader(dataset: ImageDataset, settings: LoaderSettings) -> ImageLoader | StreamLoader:
+    """Return the loader that fits the data; its `stream` of batches says where to continue."""
+    if isinstance(dataset, PipeDataset):
+        return StreamLoader(dataset, settings)
+    return ImageLoader(dataset, settings)
+
+
+class _StreamReader(IterableDataset[Loaded]):
+    """One reader in each process that iterates it."""
+
+    def __init__(self, dataset: PipeDataset, settings: LoaderSettings, places: list[Place], readers: int):
+        self.dataset, self.settings, self.places, self.readers = dataset, settings, places, readers
+
+    def __iter__(self) -> Iterator[Loaded]:
+        worker = get_worker_info()
+        broken: list[tuple[str, str]] = []
+        try:
+            for batch in self._batches(self.places[worker.id if worker else 0], broken):
+                yield Loaded(batch, list(broken))
+                broken.clear()
+        except DataError as error:
+            yield Loaded(None, list(broken), str(error))
+
+    def _batches(self, start: Place, broken: list[tuple[str, str]]) -> Iterator[Batch]:
+        settings, readable_epoch = self.settings, start.epoch
+        images: list[RenderedImage] = []
+        for streamed in endless_images(self.dataset, start, seed=settings.seed, readers=self.readers):
+            if streamed.epoch > readable_epoch + 1:
+                name, reason = broken[0]
+                example = f"{self.dataset!r}, such as {name} ({reason})"
+                raise DataError(f"none of {len(set(broken)):,} images of a reader can be read in {example}.")
+            crop, epoch, number = settings.crop, streamed.epoch, streamed.number
+            cut = partial(random_crop, settings=crop, seed=settings.seed, epoch=epoch, index=number)
+            try:
+                images.append(rendered(streamed.image, number, cut, settings.image_size))
+            except BrokenImage as error:
+                broken.append((error.name, error.reason))
+                continue
+            readable_epoch = epoch
+            if len(images) == settings.batch_size:
+                yield stack(images, [list(streamed.place)])
+                images = []

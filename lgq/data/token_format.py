@@ -1,4 +1,4 @@
-"""Format of token shards, and its records.   n = images of a shard, h w = tokens along height and width.
+"""Token shards: format, records and writer.   n = images of a shard, h w = tokens along height and width.
 
 A directory of tokens holds, in format 1:
 
@@ -31,16 +31,21 @@ Every file is written under another name and then renamed, so it is whole or abs
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
+import torch
+from jaxtyping import Int64, Shaped
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import Tensor
 
+from lgq.config import to_json
 from lgq.data.images import DataError
-from lgq.files import Fingerprint, json_bytes
+from lgq.files import Fingerprint, json_bytes, require_writable, sealed_json, write_file
 
 FORMAT = 1
 HEADER = "tokens.json"
@@ -130,11 +135,11 @@ def read_note(path: Path) -> dict[str, Any] | None:
         checksum = note.pop("checksum")
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    intact = checksum == checksum_of(note, tensors) and path.name == shard_name(note["shard"])
+    intact = checksum == _checksum_of(note, tensors) and path.name == shard_name(note["shard"])
     return note if intact else None
 
 
-def checksum_of(content: dict[str, Any], tensors: dict[str, Array]) -> str:
+def _checksum_of(content: dict[str, Any], tensors: dict[str, Array]) -> str:
     digest = hashlib.sha256(json_bytes(content))
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
@@ -147,3 +152,99 @@ def sha256_of(path: Path) -> str:
         return Fingerprint.of_file(path).sha256
     except OSError as error:
         raise TokenError(f"cannot read {path} ({error.strerror or error}): {AGAIN}.") from error
+
+
+class EncodedBatch(NamedTuple):
+    """Images on their way into a shard."""
+
+    tokens: Int64[Tensor, "n h w *stages"]
+    flipped: Int64[Tensor, "n h w *stages"] | None
+    labels: Int64[Tensor, " n"]
+    """Class numbers, -1 where an image has none."""
+    names: list[str]
+
+
+class TokenWriter:
+    """Fills a directory with shards, in any order and from any process; then `finish` makes it readable.
+
+    Shards of the same encoding that a killed writer left are kept if they are whole. Those of another
+    encoding are an error, before anything is written.
+    """
+
+    def __init__(self, folder: str | Path, encoding: Encoding):
+        self.folder, self.encoding = Path(folder), encoding
+        require_writable(self.folder)
+        self.written: set[int] = set()
+        """Numbers of the shards that existed at the start."""
+        for path in sorted(self.folder.glob("tokens-*.safetensors")):
+            if (note := read_note(path)) is not None:
+                self._require_same(note["encoding"], path)
+                self.written.add(note["shard"])
+
+    def write(self, number: int, batches: Sequence[EncodedBatch], broken: dict[str, str]) -> None:
+        """Write one shard, whole or not at all."""
+        tensors = self._tensors(batches)
+        note = {
+            "format": FORMAT,
+            "encoding": to_json(self.encoding),
+            "shard": number,
+            "images": len(tensors["labels"]),
+            "broken": [list(pair) for pair in broken.items()],
+        }
+        sealed = json.dumps({**note, "checksum": _checksum_of(note, tensors)})
+        write_file(self.folder / shard_name(number), save(tensors, {NOTE: sealed}))
+
+    def finish(self) -> None:
+        """Write the header, once every shard exists."""
+        paths = [self.folder / shard_name(number) for number in range(self.encoding.shards)]
+        notes = []
+        for path in paths:
+            if (note := read_note(path)) is None:
+                raise TokenError(f"{path} is missing or damaged: {AGAIN}.")
+            self._require_same(note["encoding"], path)
+            notes.append(note)
+        header = {
+            "format": FORMAT,
+            "encoding": to_json(self.encoding),
+            "images": sum(note["images"] for note in notes),
+            "shards": [
+                {"file": path.name, "images": note["images"], "sha256": sha256_of(path)}
+                for path, note in zip(paths, notes, strict=True)
+            ],
+            "broken": [pair for note in notes for pair in note["broken"]],
+        }
+        if header["images"] == 0:
+            name, reason = header["broken"][0]
+            source, count = self.encoding.source, self.encoding.source_images
+            raise DataError(f"none of {count:,} images can be read in {source}, such as {name} ({reason}).")
+        write_file(self.folder / HEADER, sealed_json(header))
+
+    def _require_same(self, stored: dict[str, Any], path: Path) -> None:
+        for name, now in to_json(self.encoding).items():
+            if (before := stored.get(name)) != now:
+                raise TokenError(
+                    f"{path} belongs to another encoding: its {name} is {before!r:.80}, not {now!r:.80}. "
+                    "Repeat its arguments, or choose another directory."
+                )
+
+    def _tensors(self, batches: Sequence[EncodedBatch]) -> dict[str, Array]:
+        names = [name.encode("utf-8", "surrogatepass") for batch in batches for name in batch.names]
+        labels = [batch.labels.long().numpy() for batch in batches]
+        tensors = {
+            "tokens": self._narrow([batch.tokens for batch in batches]),
+            "labels": np.concatenate([np.zeros(0, np.int64), *labels]),
+            "names": np.frombuffer(b"".join(names), np.uint8),
+            "name_ends": np.cumsum([len(name) for name in names], dtype=np.int64),
+        }
+        if self.encoding.flips:
+            flipped = [batch.flipped for batch in batches if batch.flipped is not None]
+            tensors["flipped"] = self._narrow(flipped)
+        assert all(len(tensors[name]) == len(names) for name in tensors if name != "names")
+        return tensors
+
+    def _narrow(self, parts: list[Tensor]) -> Array:
+        shape, size = self.encoding.token_shape, self.encoding.codebook_size
+        tokens = torch.cat([torch.zeros(0, *shape, dtype=torch.int64), *parts]).numpy()
+        # Narrowing wraps around silently.
+        assert ((tokens >= 0) & (tokens < size)).all(), f"tokens outside a codebook of {size}"
+        return tokens.astype(self.encoding.dtype)

@@ -9,7 +9,7 @@ stands for: the same codes, at the same places, of the same classes.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,23 +85,17 @@ class TokenDataset:
     def _place(self, index: int) -> tuple["_MappedShard", int]:
         position = range(len(self))[index]
         number = int(np.searchsorted(self._ends, position, side="right"))
-        if number not in self._mapped:
-            self._mapped[number] = _MappedShard(
-                self._verify(number), self.encoding, self.header.shards[number].images
-            )
-        return self._mapped[number], position - int(self._ends[number]) + self.header.shards[number].images
-
-    def _verify(self, number: int) -> Path:
         shard = self.header.shards[number]
-        path = self.path / shard.file
-        if number not in self._verified:
-            if sha256_of(path) != shard.sha256:
+        if number not in self._mapped:
+            path = self.path / shard.file
+            if number not in self._verified and sha256_of(path) != shard.sha256:
                 raise TokenError(
                     f"{path} is cut short or altered, for its sha256 is not that in {HEADER}: "
                     f"copy it again, or {AGAIN}."
                 )
             self._verified.add(number)
-        return path
+            self._mapped[number] = _MappedShard(path, self.encoding, shard.images)
+        return self._mapped[number], position - int(self._ends[number]) + shard.images
 
 
 class _MappedShard:
@@ -112,21 +106,17 @@ class _MappedShard:
         try:
             self._file = safe_open(path, "np")
             self._views = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
-            self._require_forms(images)
+            forms = {name: (view.get_shape(), view.get_dtype()) for name, view in self._views.items()}
+            shape = [images, *encoding.token_shape]
+            expected = {"tokens": shape, "labels": [images], "name_ends": [images]}
+            expected |= {"flipped": shape} if encoding.flips else {}
+            for name, form in expected.items():
+                if forms[name][0] != form or forms[name][1] not in _WHOLE_NUMBERS:
+                    raise LGQError(f"{name} has form {forms[name]} instead of whole numbers of {form}")
+            if len(forms["names"][0]) != 1 or forms["names"][1] != "U8":
+                raise LGQError("names are no row of bytes")
         except (SafetensorError, KeyError, ValueError) as error:
             raise self._not_as_described(f"{error!s:.200}") from error
-
-    def _require_forms(self, images: int) -> None:
-        shape = [images, *self._encoding.token_shape]
-        forms = {"tokens": shape, "labels": [images], "name_ends": [images]}
-        forms |= {"flipped": shape} if self._encoding.flips else {}
-        for name, form in forms.items():
-            if self._views[name].get_shape() != form:
-                raise LGQError(f"{name} has shape {self._views[name].get_shape()} instead of {form}")
-            if self._views[name].get_dtype() not in _WHOLE_NUMBERS:
-                raise LGQError(f"{name} holds {self._views[name].get_dtype()}, no whole numbers")
-        if len(self._views["names"].get_shape()) != 1 or self._views["names"].get_dtype() != "U8":
-            raise LGQError("names are no row of bytes")
 
     def tokens(self, kind: str, row: int) -> Tensor:
         # int64: torch computes little with unsigned integers, and takes uint8 for a mask.
@@ -228,16 +218,8 @@ class TokenMeaning:
 
     @classmethod
     def of(cls, tokens: TokenDataset) -> "TokenMeaning":
-        encoding = tokens.encoding
-        return cls(
-            owner=str(tokens.path),
-            fingerprint=encoding.fingerprint,
-            codebook_size=encoding.codebook_size,
-            stages=encoding.stages,
-            grid=encoding.grid,
-            image_size=encoding.image_size,
-            classes=encoding.classes,
-        )
+        meaning = {field.name: getattr(tokens.encoding, field.name) for field in fields(cls)[1:]}
+        return cls(owner=str(tokens.path), **meaning)
 
     def require_of(self, tokens: TokenDataset) -> None:
         """Check that tokens mean the same; the last classes may be missing.
@@ -245,8 +227,7 @@ class TokenMeaning:
         Shards name classes up to their largest label only.
         """
         tokens.require_fingerprint(self.fingerprint)
-        difference = self._difference(tokens.encoding)
-        if difference is not None:
+        if difference := self._difference(tokens.encoding):
             raise TokenError(f"{tokens.path} does not suit {self.owner}: {difference}.")
 
     def _difference(self, encoding: Encoding) -> str | None:
@@ -266,7 +247,10 @@ class TokenMeaning:
                 return f"its class {number} is {given!r}, not {expected!r}; {way_out}"
         # Labels of images without classes are no first class, whatever that is called.
         if len(encoding.classes) > len(self.classes) or bool(encoding.classes) != bool(self.classes):
-            given, expected = (_count_of(owner.classes) for owner in (encoding, self))
+            given, expected = (
+                f"{len(classes):,} class{'es' * (len(classes) > 1)}" if classes else "no classes"
+                for classes in (encoding.classes, self.classes)
+            )
             return f"it has {given}, and {self.owner} has {expected}; {way_out}"
         return None
 
@@ -276,7 +260,3 @@ def require_same_meaning(*sets: TokenDataset) -> None:
     meaning = TokenMeaning.of(max(sets, key=lambda tokens: len(tokens.classes)))
     for tokens in sets:
         meaning.require_of(tokens)
-
-
-def _count_of(classes: tuple[str, ...]) -> str:
-    return f"{len(classes):,} class{'es' * (len(classes) > 1)}" if classes else "no classes"

@@ -66,8 +66,9 @@ def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch
             left = int(next(draws) * (size[0] - width + 1))
             top = int(next(draws) * (size[1] - height + 1))
             return Crop(left, top, width, height, flip, exchange)
-    whole = _centred(size, *_largest_shape(size, settings.widest_aspect))
-    return whole._replace(flip=flip, exchange=exchange)
+    width = min(size[0], max(1, round(size[1] * settings.widest_aspect)))
+    height = min(size[1], max(1, round(size[0] * settings.widest_aspect)))
+    return _centred(size, width, height)._replace(flip=flip, exchange=exchange)
 
 
 def centre_crop(size: tuple[int, int]) -> Crop:
@@ -104,11 +105,6 @@ def _random_shape(size: tuple[int, int], settings: RandomCrop, u: float, v: floa
     area = size[0] * size[1] * (settings.smallest_area + u * (1 - settings.smallest_area))
     aspect = exp((2 * v - 1) * log(settings.widest_aspect))
     return max(1, round(sqrt(area * aspect))), max(1, round(sqrt(area / aspect)))
-
-
-def _largest_shape(size: tuple[int, int], widest: float) -> tuple[int, int]:
-    width, height = size
-    return min(width, max(1, round(height * widest))), min(height, max(1, round(width * widest)))
 
 
 def _centred(size: tuple[int, int], width: int, height: int) -> Crop:

@@ -18,8 +18,7 @@ from lgq.checks import require_at_least
 from lgq.data import open_dataset
 from lgq.data.images import DataError, ImageDataset, Subset
 from lgq.data.loader import Batch, ImageLoader, LoaderSettings
-from lgq.data.token_format import AGAIN, Encoding, TokenError
-from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQError

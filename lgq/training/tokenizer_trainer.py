@@ -17,8 +17,7 @@ from torch import Tensor
 from lgq.config import to_json
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamLoader, open_dataset
 from lgq.data.loader import evenly_spread
-from lgq.data.stream import require_random_access
-from lgq.data.stream_loader import training_loader
+from lgq.data.stream import require_random_access, training_loader
 from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.features import FeatureSet

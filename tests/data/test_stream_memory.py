@@ -10,7 +10,7 @@ from PIL import Image
 
 from lgq.data import LoaderSettings, open_dataset
 from lgq.data.shard_writer import shard
-from lgq.data.stream_loader import training_loader
+from lgq.data.stream import training_loader
 
 IMAGES, BATCH = 24, 8
 # What checks types in tests takes notes of its own.

@@ -15,8 +15,7 @@ from safetensors import safe_open
 
 import lgq.data.tokens as tokens_module
 from lgq.data import DataError
-from lgq.data.token_format import HEADER, Encoding, TokenError, shard_name
-from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.token_format import HEADER, EncodedBatch, Encoding, TokenError, TokenWriter, shard_name
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError
 from lgq.files import sealed_json

@@ -14,8 +14,7 @@ from process_groups import on_processes
 from torch import Tensor
 
 from lgq.data import DataError, open_dataset, to_tensor
-from lgq.data.token_format import Encoding, TokenError
-from lgq.data.token_writer import EncodedBatch, TokenWriter
+from lgq.data.token_format import EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.hub import PretrainedError
 from lgq.inference import encode as encoding
