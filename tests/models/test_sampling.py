@@ -422,6 +422,7 @@ def test_extreme_settings_still_set_every_token():
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0: None"),
+        ({"top_p": 1.01}, "top_p must .* got 1.01"),
         ({"top_p": math.nan}, "top_p must .* got nan"),
         ({"temperature": -0.1}, "temperature must be finite and at least 0, got -0.1"),
         ({"temperature": math.inf}, "temperature must .* got inf"),
