@@ -42,15 +42,6 @@ def test_each_latent_revives_at_most_one_code():
     assert (codes != start).any(1).all(), "every dead code gets its turn"
 
 
-def test_an_empty_batch_keeps_the_moving_averages():
-    q = VQ(2, 4, restart_below=0.9)
-    q(torch.randn(10, 2))
-    before = q.counts.clone(), q.sums.clone()
-    q(torch.empty(0, 2))
-    assert torch.equal(q.counts, before[0])
-    assert torch.equal(q.sums, before[1])
-
-
 def test_an_error_says_where_the_codebooks_of_a_residual_quantizer_are():
     q = Residual([VQ(2, 4), VQ(2, 4)])
     with pytest.raises(NotImplementedError, match=r"stages\[i\].codebook"):
