@@ -23,13 +23,14 @@ def distances(z, codes):
     return (z[:, None] - codes).square().sum(2)
 
 
+def errors(z, codes, score="l2"):
+    """Squared distance of each vector to the code that is selected for it."""
+    return distances(z, codes).gather(1, nearest_codes(z, codes, score=score).indices[:, None])
+
+
 def weights(z, codes, tau):
     """Assignment p of every vector: the usage of a batch of one vector."""
     return torch.stack([soft_assignment(row[None], codes, tau).usage for row in z])
-
-
-def one_hot_usage(indices, k):
-    return torch.bincount(indices, minlength=k).double() / len(indices)
 
 
 @given(matrices(st.just(1)), matrices(st.integers(1, 8)), st.floats(0.05, 5), st.integers(0, 2**20))
@@ -52,9 +53,9 @@ def test_at_vanishing_temperature_the_assignment_is_the_nearest_code(z, codes):
     two_best = distances(z, codes).sort(1).values[:, :2]
     assume(float((two_best[:, 1] - two_best[:, 0]).min()) > 1e-3)
     one_hot = torch.nn.functional.one_hot(nearest_codes(z, codes).indices, len(codes)).double()
-    errors = [float((weights(z, codes, tau) - one_hot).abs().max()) for tau in (1.0, 1e-2, 1e-5)]
-    assert errors[2] <= errors[1] <= errors[0] + 1e-12
-    assert errors[2] < 1e-12
+    gaps = [float((weights(z, codes, tau) - one_hot).abs().max()) for tau in (1.0, 1e-2, 1e-5)]
+    assert gaps[2] <= gaps[1] <= gaps[0] + 1e-12
+    assert gaps[2] < 1e-12
 
 
 @given(matrices(st.just(1)), matrices(st.integers(1, 8)), st.floats(0.02, 5))
@@ -73,8 +74,8 @@ def test_peak_vanishes_exactly_for_one_hot_assignments():
     torch.testing.assert_close(soft_assignment(between, codes, 0.01).purity[0].item(), 0.5)
 
 
-def quantizer_of(codes, tau):
-    q = LGQ(codes.shape[1], len(codes), tau_start=tau).double()
+def quantizer_of(codes, tau, **options):
+    q = LGQ(codes.shape[1], len(codes), tau_start=tau, **options).double()
     q.codebook.data.copy_(codes)
     return q
 
@@ -107,39 +108,32 @@ def test_diversity_meets_its_bound_exactly_when_usage_is_uniform_on_the_support(
 
 @given(matrices(st.integers(1, 12)), matrices(st.integers(1, 16)))
 def test_one_hot_diversity_is_at_least_codes_over_tokens(z, codes):
-    usage = one_hot_usage(nearest_codes(z, codes).indices, len(codes))
+    usage = torch.bincount(nearest_codes(z, codes).indices, minlength=len(codes)).double() / len(z)
     assert len(codes) * float(usage.square().sum()) >= len(codes) / min(len(z), len(codes)) - 1e-9
-
-
-def far_apart(tokens: int, codes: int, scale: str) -> float:
-    """Diversity of a quantizer whose tokens lie on codes far apart, on distinct ones if there are enough."""
-    q = LGQ(1, codes, tau_start=1e-3, diversity_scale=scale).double()
-    q.codebook.data.copy_(torch.arange(codes)[:, None])
-    return float(q((torch.arange(tokens) % codes)[:, None].double()).terms["diversity"])
 
 
 @pytest.mark.parametrize(("tokens", "codes"), [(8, 8), (8, 64), (64, 8), (6, 4096)])
 def test_token_scale_has_a_floor_of_one_for_one_hot_assignments_at_every_size(tokens, codes):
-    assert far_apart(tokens, codes, "tokens") == pytest.approx(1)
-    assert far_apart(tokens, codes, "codes") == pytest.approx(codes / min(tokens, codes))
+    far_apart = torch.arange(codes, dtype=torch.float64)[:, None]
+    z = far_apart[torch.arange(tokens) % codes]
+    for scale, floor in (("tokens", 1), ("codes", codes / min(tokens, codes))):
+        q = quantizer_of(far_apart, 1e-3, diversity_scale=scale)
+        assert float(q(z).terms["diversity"]) == pytest.approx(floor)
 
 
 @given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)), st.integers(0, 2**20))
 def test_no_other_selection_has_less_error_than_the_nearest_code(z, codes, seed):
-    error = distances(z, codes)
-    best = error.gather(1, nearest_codes(z, codes).indices[:, None]).mean()
     random_indices = torch.from_numpy(np.random.default_rng(seed).integers(len(codes), size=len(z)))
-    assert best <= error.gather(1, random_indices[:, None]).mean() + 1e-12
-    assert best <= error.gather(1, nearest_codes(z, codes, score="dot").indices[:, None]).mean() + 1e-12
+    best, at_random = errors(z, codes), distances(z, codes).gather(1, random_indices[:, None])
+    assert best.mean() <= at_random.mean() + 1e-12
+    assert best.mean() <= errors(z, codes, "dot").mean() + 1e-12
 
 
 @given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)))
 def test_excess_error_of_dot_selection_is_within_the_norm_gap(z, codes):
-    error = distances(z, codes)
-    chosen = error.gather(1, nearest_codes(z, codes, score="dot").indices[:, None])
-    best = error.gather(1, nearest_codes(z, codes).indices[:, None])
+    excess = errors(z, codes, "dot") - errors(z, codes)
     norms = codes.square().sum(1)
-    assert float((chosen - best).max()) <= float(norms.max() - norms.min()) + 1e-9
+    assert float(excess.max()) <= float(norms.max() - norms.min()) + 1e-9
 
 
 @given(matrices(st.integers(1, 10)), matrices(st.integers(2, 10)))
@@ -147,14 +141,4 @@ def test_dot_and_distance_agree_where_all_norms_are_equal(z, codes):
     lengths = codes.norm(dim=1, keepdim=True)
     assume(float(lengths.min()) > 1e-2)
     sphere = codes / lengths
-    error = distances(z, sphere)
-    by_dot = error.gather(1, nearest_codes(z, sphere, score="dot").indices[:, None])
-    torch.testing.assert_close(by_dot, error.min(1, keepdim=True).values)
-
-
-def test_dot_prefers_a_large_code_to_the_one_that_equals_the_vector():
-    codes = torch.tensor([[1.0, 0.0], [5.0, 5.0]], dtype=torch.float64)
-    z = codes[:1]
-    assert nearest_codes(z, codes).indices.item() == 0
-    assert nearest_codes(z, codes, score="dot").indices.item() == 1
-    assert float(distances(z, codes)[0, 1] - distances(z, codes)[0, 0]) == 41.0
+    torch.testing.assert_close(errors(z, sphere, "dot"), errors(z, sphere))
