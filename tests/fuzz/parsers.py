@@ -1,25 +1,25 @@
 """The parsers of files: how each is fed, and what must hold for anything that it accepts.
 
-    parser = PARSERS["tokens.json"]
-    prepared = parser.prepare(folder)        # valid files in a folder, and a way to replace one of them
-    prepared.read(data)                      # raises LGQError, or what it read is sound
-
 A parser that trusts a hash is fed twice: with the hash of the valid file, and sealed, with the hash of the
 hostile one, as an attacker would do.
 """
 
+import gzip
 import json
 import os
+import pickle
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from functools import partial
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from fuzz import seeds
 from lgq import weights
@@ -58,11 +58,12 @@ class Prepared(NamedTuple):
     seeds: list[bytes]
     """Valid content of the file."""
     read: Callable[[bytes], object]
+    """Raises LGQError, or what it reads is sound: it returns False or raises anything else if not."""
 
     def outcome(self, data: bytes) -> str:
         """`accepted` or `refused`; any other text describes an undocumented outcome."""
         try:
-            self.read(data)
+            return "unsound content" if self.read(data) is False else "accepted"
         except LGQError as error:
             message, name = str(error), type(error).__name__
             if not message or len(message) > LONGEST_MESSAGE:
@@ -73,12 +74,11 @@ class Prepared(NamedTuple):
             raise
         except BaseException as error:
             return f"{type(error).__name__}: {printable(str(error))[:300]}"
-        return "accepted"
 
 
 class Parser(NamedTuple):
     kind: str
-    """Kind of mutations, a key of `mutations.OF_KIND`."""
+    """Kind of mutations, as `mutate` takes it."""
     prepare: Callable[[Path], Prepared]
     cost: int = 1
     """Factor by which a slow parser gets fewer cases."""
@@ -236,15 +236,14 @@ def tokenizer(folder: Path, name: str) -> Prepared:
 def generator(folder: Path, name: str) -> Prepared:
     seeds.generator().save_pretrained(folder)
 
-    def read() -> None:
+    def read() -> bool:
         maskgit = MaskGIT.from_pretrained(folder)
-        assert maskgit.tokenizer.fingerprint() == maskgit.settings["fingerprint"]
+        return maskgit.tokenizer.fingerprint() == maskgit.settings["fingerprint"]
 
     return Prepared([(folder / name).read_bytes()], replacing(folder / name, read))
 
 
-def small_run() -> TokenizerRun:
-    return TokenizerRun(backbone=seeds.BACKBONE, codebook_size=16, image_size=32)
+SMALL_RUN = TokenizerRun(backbone=seeds.BACKBONE, codebook_size=16, image_size=32)
 
 
 @parser("run config.json", "json")
@@ -255,7 +254,7 @@ def run_directory(folder: Path) -> Prepared:
         if model_kind(folder) == "tokenizer":
             run_settings(folder)
 
-    return Prepared([json_bytes(to_json(small_run()))], replacing(folder / CONFIG, read))
+    return Prepared([json_bytes(to_json(SMALL_RUN))], replacing(folder / CONFIG, read))
 
 
 @parser("settings", "json")
@@ -269,7 +268,7 @@ def settings(folder: Path) -> Prepared:
         run = from_json(kind, content)
         assert from_json(kind, to_json(run)) == run or "nan" in repr(run)
 
-    runs = (TokenizerRun(), small_run(), GeneratorRun())
+    runs = (TokenizerRun(), SMALL_RUN, GeneratorRun())
     return Prepared([json_bytes(to_json(run)) for run in runs], read)
 
 
@@ -299,11 +298,11 @@ def command_line(folder: Path) -> Prepared:
 @parser("results.jsonl", "lines")
 def results(folder: Path) -> Prepared:
     record = {"kind": "tokenizer", "command": ["lgq"], "metrics": {"psnr": 21.5, "lpips": None}, "seed": 0}
-
-    def read() -> None:
-        assert all(isinstance(record, dict) for record in read_results(folder / RESULTS))
-
-    return Prepared([json_bytes(record) * 3, json_bytes(record)[:-1]], replacing(folder / RESULTS, read))
+    valid = [json_bytes(record) * 3, json_bytes(record)[:-1]]
+    file = folder / RESULTS
+    return Prepared(
+        valid, replacing(file, lambda: all(isinstance(read, dict) for read in read_results(file)))
+    )
 
 
 @parser("metrics.jsonl", "lines", cost=4)
@@ -344,23 +343,44 @@ def results_directory(folder: Path, name: str, sealed: bool = True, report: bool
 @parser("weights archive", "zip")
 def archive(folder: Path) -> Prepared:
     content = b"weights" * 500
+    packed = seeds.tar({"a/b": content})
+    zipped = seeds.zipped({"a/b": content, "setup.py": b"raise SystemExit"})
+    expected = Fingerprint.of(content)
+    valid = [zipped, gzip.compress(packed, mtime=0), packed]
+    return Prepared(valid, lambda data: read_member(data, "a/b", expected) == content)
 
-    def read(data: bytes) -> None:
-        assert read_member(data, "a/b", Fingerprint.of(content)) == content
 
-    return Prepared(seeds.archives("a/b", content), read)
+def contiguous(convert: Callable[[bytes], dict[str, torch.Tensor]], data: bytes) -> bool:
+    return all(tensor.is_contiguous() for tensor in convert(data).values())
 
 
-@parser("weights, pickled", "pickle", convert=partial(lpips, network="VGG16"), valid=seeds.pickled_weights)
-@parser("weights, TorchScript", "zip", convert=inception_features, valid=seeds.torchscript_weights)
-@parser("weights, state_dict", "zip", convert=inception_with_classifier, valid=seeds.state_dict_weights)
-def published_weights(
-    folder: Path, convert: Callable[[bytes], dict[str, torch.Tensor]], valid: Callable[[], bytes]
-) -> Prepared:
-    def read(data: bytes) -> None:
-        assert all(tensor.is_contiguous() for tensor in convert(data).values())
+@parser("weights, pickled", "pickle")
+def pickled_weights(folder: Path) -> Prepared:
+    kernel, head = np.ones((1, 1, 2, 2), np.float32), np.ones((1, 1, 2, 1), np.float32)
+    vgg = {"Conv_0": {"kernel": kernel, "bias": kernel[0, 0, 0]}}
+    valid = pickle.dumps({"VGG16_0": vgg, "NetLinLayer_0": {"Conv_0": {"kernel": head}}})
+    return Prepared([valid], partial(contiguous, partial(lpips, network="VGG16")))
 
-    return Prepared([valid()], read)
+
+@parser("weights, TorchScript", "zip")
+def torchscript_weights(folder: Path) -> Prepared:
+    network, file = nn.Module(), BytesIO()
+    network.net = nn.Module()
+    network.net.layers = nn.Sequential()
+    network.net.layers.add_module("conv_1", nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(network), file)
+    return Prepared([file.getvalue()], partial(contiguous, inception_features))
+
+
+@parser("weights, state_dict", "zip")
+def state_dict_weights(folder: Path) -> Prepared:
+    file, layers = BytesIO(), ("Conv2d_1a_3x3", "Mixed_7b.branch3x3dbl_3b")
+    names = ("conv.weight", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
+    tensors = {f"{layer}.{name}": torch.ones(2) for layer in layers for name in names}
+    torch.save(tensors | {"fc.weight": torch.ones(2)}, file)
+    return Prepared([file.getvalue()], partial(contiguous, inception_with_classifier))
 
 
 @parser("weights cache", "safetensors")
@@ -370,24 +390,16 @@ def weights_cache(folder: Path) -> Prepared:
     file = cache_path(SETS[name])
     file.parent.mkdir(parents=True)
     store(SETS[name], expected, folder)
-
-    def read() -> None:
-        loaded = weights.load(name)
-        assert loaded.keys() == expected.keys()
-        assert all(torch.equal(loaded[tensor], expected[tensor]) for tensor in loaded)
-
-    return Prepared([file.read_bytes()], replacing(file, read))
+    same = partial(torch.testing.assert_close, expected, rtol=0, atol=0)
+    return Prepared([file.read_bytes()], replacing(file, lambda: same(weights.load(name))))
 
 
 @parser("FID statistics", "zip")
 def statistics(folder: Path) -> Prepared:
     file = folder / "a.npz"
     Gaussian(torch.zeros(3).double(), torch.eye(3).double(), 10).save(file)
-
-    def read() -> None:
-        assert Gaussian.load(file).covariance.isfinite().all()
-
-    return Prepared([file.read_bytes()], replacing(file, read))
+    is_finite = replacing(file, lambda: bool(Gaussian.load(file).covariance.isfinite().all()))
+    return Prepared([file.read_bytes()], is_finite)
 
 
 @parser("features, sealed", "safetensors")

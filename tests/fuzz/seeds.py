@@ -1,10 +1,7 @@
 """Valid files, as small as possible, from which the hostile ones are made."""
 
-import gzip
 import io
-import pickle
 import tarfile
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,23 +25,24 @@ BACKBONE = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent
 RUN_ID = "comparison-LGQ-s0"
 
 
+def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
 def images() -> list[bytes]:
     pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
     picture, rotated = Image.fromarray(pixels), Image.Exif()
     rotated[0x0112] = 6
-    modes = [(picture.convert(mode), "PNG", {}) for mode in ("P", "RGBA", "L", "1")]
-    versions: list[tuple[Image.Image, str, dict[str, Any]]] = [
-        *((picture, kind, {}) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")),
-        *((picture, kind, {"exif": rotated}) for kind in ("JPEG", "PNG")),
-        *modes,
-        (Image.fromarray(pixels[..., 0].astype(np.uint16) * 200), "PNG", {}),
-        (picture, "TIFF", {"compression": "tiff_lzw"}),
-        (picture, "JPEG", {"progressive": True}),
+    return [
+        *(encoded(picture, kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")),
+        *(encoded(picture, kind, exif=rotated) for kind in ("JPEG", "PNG")),
+        *(encoded(picture.convert(mode), "PNG") for mode in ("P", "RGBA", "L", "1")),
+        encoded(Image.fromarray(pixels[..., 0].astype(np.uint16) * 200), "PNG"),
+        encoded(picture, "TIFF", compression="tiff_lzw"),
+        encoded(picture, "JPEG", progressive=True),
     ]
-    files = [io.BytesIO() for _ in versions]
-    for file, (version, kind, options) in zip(files, versions, strict=True):
-        version.save(file, kind, **options)
-    return [file.getvalue() for file in files]
 
 
 def tar(members: dict[str, bytes], style: int = tarfile.PAX_FORMAT) -> bytes:
@@ -54,6 +52,15 @@ def tar(members: dict[str, bytes], style: int = tarfile.PAX_FORMAT) -> bytes:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            # A fixed date: the same seeds give the same mutants.
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
@@ -107,40 +114,6 @@ def results(folder: Path) -> ResultsDirectory:
     (directory.run(RUN_ID) / "metrics.jsonl").write_bytes(journals()[0])
     directory.write_pictures(RUN_ID, {"usage": images()[1], "samples": images()[1]})
     return directory
-
-
-def pickled_weights() -> bytes:
-    kernel, head = np.ones((1, 1, 2, 2), np.float32), np.ones((1, 1, 2, 1), np.float32)
-    vgg = {"Conv_0": {"kernel": kernel, "bias": kernel[0, 0, 0]}}
-    return pickle.dumps({"VGG16_0": vgg, "NetLinLayer_0": {"Conv_0": {"kernel": head}}})
-
-
-def torchscript_weights() -> bytes:
-    network, file = nn.Module(), io.BytesIO()
-    network.net = nn.Module()
-    network.net.layers = nn.Sequential()
-    network.net.layers.add_module("conv_1", nn.Linear(3, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.script(network), file)
-    return file.getvalue()
-
-
-def state_dict_weights() -> bytes:
-    file, layers = io.BytesIO(), ("Conv2d_1a_3x3", "Mixed_7b.branch3x3dbl_3b")
-    names = ("conv.weight", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var")
-    weights = {f"{layer}.{name}": torch.ones(2) for layer in layers for name in names}
-    torch.save(weights | {"fc.weight": torch.ones(2)}, file)
-    return file.getvalue()
-
-
-def archives(member: str, content: bytes) -> list[bytes]:
-    zipped, packed = io.BytesIO(), tar({member: content})
-    with zipfile.ZipFile(zipped, "w") as archive:
-        # A fixed date: the same seeds give the same mutants.
-        archive.writestr(zipfile.ZipInfo(member), content, zipfile.ZIP_DEFLATED)
-        archive.writestr(zipfile.ZipInfo("setup.py"), b"raise SystemExit")
-    return [zipped.getvalue(), gzip.compress(packed, mtime=0), packed]
 
 
 def feature_set() -> FeatureSet:
