@@ -27,19 +27,12 @@ from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.files import require_writable, write_file
-from lgq.hub import (
-    ModelKind,
-    WeightsChoice,
-    model_kind,
-    published_weights,
-    run_directory_of,
-    run_settings,
-)
+from lgq.hub import ModelKind, WeightsChoice, model_kind, published_weights, run_directory_of, run_settings
 from lgq.inference import generator_on_device, tokenizer_on_device
 from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics import fid
 from lgq.metrics.codebook_study import draw_study, study_codebook
-from lgq.metrics.generation import GenerationEvaluation, evaluate_generation, require_sample_plan
+from lgq.metrics.generation import evaluate_generation, require_sample_plan
 from lgq.metrics.likelihood import evaluate_likelihood
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore, evaluate_tokenizer
@@ -64,6 +57,7 @@ DEFAULT_SAMPLING = Sampling()
 EXTREME_IMAGES = 8
 """Number of images in each picture of the best, median and worst reconstructions."""
 
+Source = str | Path | Tokenizer | MaskGIT
 Draw = Callable[[], dict[str, bytes]]
 
 _EXTREME_SIDE = 160
@@ -105,7 +99,7 @@ class EvaluationRecord:
 
 
 def evaluate(
-    source: str | Path | Tokenizer | MaskGIT,
+    source: Source,
     data: str | Path | ImageDataset | None = None,
     *,
     images: int | None = None,
@@ -143,13 +137,16 @@ def evaluate(
     """
     given = _given_options(locals())
     directory = _output_directory(source, out)
-    kind = _kind_of(source, weights)
-    _require_options_of(kind, source, given)
-    dataset = open_dataset(data) if isinstance(data, str | Path) else data
+    origin = _origin(source, weights, given)
+    kind: ModelKind = origin["kind"]
+    for name in given:
+        if name.split(".")[0] in (_GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS):
+            raise LGQError(f"this is a {kind}, to which `{name}` does not apply: leave it out.")
+    dataset = None if data is None else open_dataset(data)
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
     if kind == "tokenizer":
         if dataset is None:
-            raise LGQError("a tokenizer is evaluated on images: give data.")
+            raise LGQError("a tokenizer is evaluated on images: give `data`.")
         dataset = dataset if images is None else random_subset(dataset, images)
         model: Any = tokenizer_on_device(source, weights)  # type: ignore[arg-type]  # its kind is known
         fields, draw = _evaluate_tokenizer(
@@ -162,8 +159,8 @@ def evaluate(
         fields, draw = _evaluate_generator(
             model, dataset, reference, token_sets, images, seeds, sampling, loading
         )
-    origin = {"kind": kind} | _origin(source, weights, given)
-    record = EvaluationRecord({"config": model.settings} | origin | fields, draw, directory)
+    environment = {"environment": describe_environment(origin["seed"])}
+    record = EvaluationRecord({"config": model.settings} | origin | environment | fields, draw, directory)
     if directory is not None and rank() == 0:
         append_result(directory / RESULTS, record.fields)
         for name, picture in draw().items():
@@ -186,38 +183,22 @@ def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _origin(
-    source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice, given: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the fields of a record that say where the model comes from, and the command of this call."""
+def _origin(source: Source, weights: WeightsChoice, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record that say what the model is, where it comes from, and this call."""
     if isinstance(source, Tokenizer | MaskGIT):
-        fields: dict[str, Any] = {"command": None, "run": None, "weights": None, "seed": None}
-        return fields | {"environment": describe_environment(None)}
+        kind = "tokenizer" if isinstance(source, Tokenizer) else "generator"
+        return {"kind": kind, "command": None, "run": None, "weights": None, "seed": None}
     command = ["lgq", "evaluate", str(source)]
     for name, value in given.items():
-        values = value if isinstance(value, tuple) else () if value is True else (value,)
+        values = value if isinstance(value, tuple) else (value,)
         command += [f"--{name.replace('_', '-')}", *map(str, values)]
-    settings = run_settings(source) or {}
-    fields = {"command": command, "run": str(source), "weights": str(published_weights(source, weights))}
-    fields |= {"config": settings} if settings else {}
-    return fields | {"seed": settings.get("seed"), "environment": describe_environment(settings.get("seed"))}
+    published, settings = published_weights(source, weights), run_settings(source) or {}
+    fields: dict[str, Any] = {"kind": model_kind(published), "command": command, "run": str(source)}
+    fields |= {"weights": str(published), "seed": settings.get("seed")}
+    return fields | ({"config": settings} if settings else {})
 
 
-def _kind_of(source: str | Path | Tokenizer | MaskGIT, weights: WeightsChoice) -> ModelKind:
-    if isinstance(source, Tokenizer | MaskGIT):
-        return "tokenizer" if isinstance(source, Tokenizer) else "generator"
-    return model_kind(published_weights(source, weights))
-
-
-def _require_options_of(kind: ModelKind, source: object, given: dict[str, Any]) -> None:
-    foreign = _GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS
-    for name in given:
-        if name.split(".")[0] in foreign:
-            shown = source if isinstance(source, str | Path) else "the model"
-            raise LGQError(f"{shown} is a {kind}, to which {name} does not apply: leave it out.")
-
-
-def _output_directory(source: str | Path | Tokenizer | MaskGIT, out: str | Path | None) -> Path | None:
+def _output_directory(source: Source, out: str | Path | None) -> Path | None:
     if out is not None:
         directory = Path(out)
     elif isinstance(source, Tokenizer | MaskGIT):
@@ -225,7 +206,7 @@ def _output_directory(source: str | Path | Tokenizer | MaskGIT, out: str | Path 
     elif Path(source).is_dir():
         directory = run_directory_of(source) / "evaluation"
     else:
-        raise LGQError(f"{source} is not on this machine: give --out for the record and the pictures.")
+        raise LGQError(f"{source} is not on this machine: give `out`, a directory for record and pictures.")
     require_writable(directory)
     return directory
 
@@ -255,7 +236,6 @@ def best_median_worst(scores: Iterable[ImageScore], count: int) -> dict[str, lis
 
     Groups of few images overlap.
     """
-    require_at_least(1, count=count)
     ranked = sorted(scores, key=lambda score: (-score.psnr, score.number))
     middle = max(0, (len(ranked) - count) // 2)
     return {
@@ -297,22 +277,22 @@ def _require_generator_options(
     batch_size: int,
 ) -> None:
     if data is not None and "reference" in given:
-        raise LGQError("generated images are compared with data or with reference: give one of them.")
+        raise LGQError("generated images are compared with `data` or with `reference`: give one of them.")
     if "train_tokens" in given and "tokens" not in given:
-        raise LGQError("train_tokens serve to compare tokens with: give tokens too.")
+        raise LGQError("`train_tokens` serve to compare tokens with: give `tokens` too.")
     if data is not None or "reference" in given:
         require_sample_plan(SAMPLES if images is None else images, seeds, batch_size)
         if data is not None and len(data) < 2:
             raise LGQError(f"statistics need 2 images or more, got {len(data)} in {data!r}: give more data.")
         return
     if "tokens" not in given:
-        raise LGQError("a generator needs something to compare with: give data, reference, or tokens.")
+        raise LGQError("a generator needs something to compare with: give `data`, `reference`, or `tokens`.")
     require_at_least(1, batch_size=batch_size, images=1 if images is None else images)
     for name in given:
         if name == "seeds" or name.startswith("sampling."):
             raise LGQError(
-                f"{name} applies to generated images, and tokens alone need none: leave it out, or give data "
-                "or reference."
+                f"`{name}` applies to generated images, and tokens alone need none: leave it out, or give "
+                "`data` or `reference`."
             )
 
 
@@ -352,15 +332,20 @@ def _evaluate_generator(
     """Return the fields of the record, and the function that draws its pictures."""
     device = next(generator.transformer.parameters()).device
     fields = {"fingerprint": generator.tokenizer.fingerprint(), "image_size": generator.image_size}
-    if data is None and reference_file is None:
-        return fields | _evaluate_tokens(generator, tokens, images, loading), dict
-    # Whatever can fail early comes before the first long part of the work.
-    networks = MetricNetworks.available(device, for_generation=True)
-    inception = networks.require_inception()
-    if reference_file is not None:
-        reference = Reference.from_file(reference_file)
-        reference.require_comparable(inception)
-    fields |= _evaluate_tokens(generator, tokens, None, loading)
+    generates = data is not None or reference_file is not None
+    if generates:
+        # Whatever can fail early comes before the first long part of the work.
+        networks = MetricNetworks.available(device, for_generation=True)
+        inception = networks.require_inception()
+        if reference_file is not None:
+            reference = Reference.from_file(reference_file)
+            reference.require_comparable(inception)
+    batching = {name: loading[name] for name in ("batch_size", "on_progress")}
+    if tokens:
+        masked = None if generates else images
+        fields["likelihood"] = evaluate_likelihood(generator, *tokens, images=masked, **batching)
+    if not generates:
+        return fields, dict
     if data is not None:
         reference = Reference.from_images(data, generator.image_size, inception, device, **loading)
     evaluation = evaluate_generation(
@@ -370,32 +355,17 @@ def _evaluate_generator(
         networks,
         samples=SAMPLES if images is None else images,
         seeds=seeds,
-        batch_size=loading["batch_size"],
         device=device,
-        on_progress=loading["on_progress"],
+        **batching,
     )
-    fields |= {"sampling": asdict(sampling)} | evaluation.record()
-    return fields, lambda: {"samples": _draw_samples(generator, evaluation)}
 
+    def draw() -> dict[str, bytes]:
+        # Imported here: matplotlib takes a second to load.
+        from lgq.plots.pictures import sample_grid
 
-def _evaluate_tokens(
-    generator: MaskGIT, tokens: list[TokenDataset], images: int | None, loading: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the field `likelihood` of the record; nothing without tokens."""
-    if not tokens:
-        return {}
-    batch_size, on_progress = loading["batch_size"], loading["on_progress"]
-    values = evaluate_likelihood(
-        generator, *tokens, batch_size=batch_size, images=images, on_progress=on_progress
-    )
-    return {"likelihood": values}
+        pictures = evaluation.pictures
+        classes = [number % len(generator.classes) for number in range(len(pictures))]
+        caption = f"The first {len(pictures)} images, none left out"
+        return {"samples": sample_grid(pictures, classes, generator.classes, caption=caption)}
 
-
-def _draw_samples(generator: MaskGIT, evaluation: GenerationEvaluation) -> bytes:
-    # Imported here: matplotlib takes a second to load.
-    from lgq.plots.pictures import sample_grid
-
-    pictures = evaluation.pictures
-    classes = [number % len(generator.classes) for number in range(len(pictures))]
-    caption = f"The first {len(pictures)} images, none left out"
-    return sample_grid(pictures, classes, generator.classes, caption=caption)
+    return fields | {"sampling": asdict(sampling)} | evaluation.record(), draw

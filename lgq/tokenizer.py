@@ -132,10 +132,12 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
 
     def resolve_image_size(self, image_size: int | None) -> int:
-        """Return the given image size, else that of the images of its run."""
+        """Return the given image size, else that of the images of its run; a multiple of `factor`."""
         size = self.image_size if image_size is None else image_size
         if size is None:
-            raise LGQError("the image size is known for a run directory only: give --image-size.")
+            raise LGQError("only a run directory knows the size of its images: give `image_size` in pixels.")
+        if size < 1 or size % self.factor:
+            raise LGQError(f"image_size must be a multiple of f = {self.factor}, got {size}.")
         return size
 
     def anneal(self, progress: float) -> None:

@@ -20,10 +20,6 @@ Columns = dict[str, tuple[str, Callable[[float], str]]]
 """Heading and format of each metric."""
 
 
-def _in_thousandths(value: float) -> str:
-    return f"{1000 * value:.3f}"
-
-
 _TOKENIZER_COLUMNS: Columns = {
     "psnr": ("PSNR", "{:.2f}".format),
     "ssim": ("SSIM", "{:.4f}".format),
@@ -34,11 +30,14 @@ _TOKENIZER_COLUMNS: Columns = {
     "perplexity": ("perplexity", "{:,.0f}".format),
 }
 """Columns of the paper, in its order."""
-_CAPTION_COLUMNS: Columns = {
-    "l1": ("l1", "{:.4f}".format),
-    "kid": ("KID x 1000", _in_thousandths),
+_SAMPLE_COLUMNS: Columns = {
+    "kid": ("KID x 1000", lambda kid: f"{1000 * kid:.3f}"),
     "precision": ("precision", "{:.3f}".format),
     "recall": ("recall", "{:.3f}".format),
+}
+_CAPTION_COLUMNS: Columns = {
+    "l1": ("l1", "{:.4f}".format),
+    **_SAMPLE_COLUMNS,
     "normalized_entropy": ("entropy / log K", "{:.4f}".format),
     "top_percent_mass": ("top 1% mass", "{:.4f}".format),
     "dead_codes": ("dead codes", "{:,.0f}".format),
@@ -46,9 +45,7 @@ _CAPTION_COLUMNS: Columns = {
 _GENERATOR_COLUMNS: Columns = {
     "gfid": ("gFID", "{:.2f}".format),
     "inception_score": ("IS", "{:.2f}".format),
-    "kid": ("KID x 1000", _in_thousandths),
-    "precision": ("precision", "{:.3f}".format),
-    "recall": ("recall", "{:.3f}".format),
+    **_SAMPLE_COLUMNS,
 }
 _LIKELIHOOD_COLUMNS: Columns = {
     "nll": ("NLL", "{:.3f}".format),

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from lgq.checks import require_at_least
 from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_crop, render
+from lgq.distributed import rank, world_size
 from lgq.errors import LGQError
 from lgq.random import Stream, random_bits, random_order
 
@@ -72,6 +73,11 @@ class LoaderSettings(BatchSettings):
         super().__post_init__()
         require_at_least(1, image_size=self.image_size)
         require_at_least(0, workers=self.workers)
+
+    @classmethod
+    def of_process(cls, device: torch.device, **settings: Any) -> "LoaderSettings":
+        """Return settings for the share of this process, whose batches go to `device`."""
+        return cls(**settings, pin_memory=device.type == "cuda", rank=rank(), world_size=world_size())
 
 
 class BatchPlan(NamedTuple):

@@ -21,7 +21,6 @@ from lgq.data.loader import Batch, ImageLoader, LoaderSettings
 from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
-from lgq.errors import LGQError
 from lgq.files import named_disk_errors
 from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
 from lgq.inference import TokenizerSource, tokenizer_on_device
@@ -171,9 +170,7 @@ def _plan(
         raise DataError(f"{dataset!r} holds no image.")
     require_at_least(1, shard_size=shard_size)
     image_size = tokenizer.resolve_image_size(image_size)
-    side, rest = divmod(image_size, tokenizer.factor)
-    if side < 1 or rest:
-        raise LGQError(f"image_size must be a multiple of f = {tokenizer.factor}, got {image_size}.")
+    side = image_size // tokenizer.factor
     return Encoding(
         fingerprint=tokenizer.fingerprint(),
         codebook_size=tokenizer.codebook_size,

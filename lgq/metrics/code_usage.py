@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Int, Integer
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_indices
+from lgq.checks import require_indices
 from lgq.distributed import sum_over_ranks
 from lgq.ops.numerics import entropy
 from lgq.quantizers import Quantizer
@@ -25,7 +25,6 @@ class CodeUsage:
 
     @classmethod
     def empty(cls, codebook_size: int) -> "CodeUsage":
-        require_at_least(1, codebook_size=codebook_size)
         return cls(torch.zeros(codebook_size, dtype=torch.int64))
 
     def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
@@ -76,35 +75,22 @@ class CodeUsage:
         """Share of the tokens that the most frequent 1% of the codes take (rounded up, at least one code)."""
         return float(self.frequencies.topk(-(-len(self.counts) // 100)).values.sum())
 
-    def norm_correlation(self, codebook: Float[Tensor, "k c"]) -> float:
-        """Pearson correlation of a code's norm with the log of its count + 1.
-
-        Near 1 where long codes win, near 0 where only the position decides; NaN where either is constant.
-        """
-        norms = self._norms(codebook)
-        pair = torch.stack([norms, self.counts.double().log1p()])
-        centred = pair - pair.mean(1, keepdim=True)
-        lengths = torch.linalg.vector_norm(centred, dim=1)
-        return float(centred[0] @ centred[1] / lengths.prod())
-
     def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
         """Return the smallest and largest norm of dead and of live codes, and `norm_correlation`.
 
-        A value that does not exist is left out.
+        `norm_correlation` is the Pearson correlation of a code's norm with the log of its count + 1: near 1
+        where long codes win, near 0 where only the position decides. What does not exist is left out.
         """
-        norms, dead = self._norms(codebook), self.counts == 0
+        norms, dead = torch.linalg.vector_norm(codebook.detach().cpu().double(), dim=1), self.counts == 0
         values: dict[str, float] = {}
         for name, group in (("dead", norms[dead]), ("live", norms[~dead])):
             if len(group):
                 values |= {f"{name}_norm_min": float(group.min()), f"{name}_norm_max": float(group.max())}
-        correlation = self.norm_correlation(codebook)
+        pair = torch.stack([norms, self.counts.double().log1p()])
+        centred = pair - pair.mean(1, keepdim=True)
+        lengths = torch.linalg.vector_norm(centred, dim=1)
+        correlation = float(centred[0] @ centred[1] / lengths.prod())  # NaN where either is constant
         return values if math.isnan(correlation) else values | {"norm_correlation": correlation}
-
-    def _norms(self, codebook: Float[Tensor, "k c"]) -> Float[Tensor, " k"]:
-        if len(codebook) != len(self.counts):
-            sizes = f"{len(codebook)} codes and {len(self.counts)} counts"
-            raise ValueError(f"the codebook must be the one whose codes were counted, got {sizes}.")
-        return torch.linalg.vector_norm(codebook.detach().cpu().double(), dim=1)
 
     def summary(self) -> dict[str, float]:
         """Return the values of a results record."""

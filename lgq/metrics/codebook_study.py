@@ -2,7 +2,7 @@
 where they lie among the latents.
 
 b = images, s = their side in pixels, h w = tokens along the height and the width, f = pixels per token along
-each, k = codes, m = patches kept per code, n = latents, c = channels.
+each, k = codes, m = patches per code, n = latents, c = channels.
 
     study = study_codebook(tokenizer, open_dataset("photos"), image_size=256)
     study.metrics["cooccurrence_density"], study.absent, draw_study(study)["atlas"]
@@ -17,14 +17,13 @@ import torch
 from jaxtyping import Float, Float32, Int64, Integer, UInt8
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_indices
-from lgq.data import DataError, ImageDataset
+from lgq.checks import require_indices
+from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.errors import LGQError
 from lgq.metrics.code_usage import CodeUsage, learned_codebook
 from lgq.metrics.features import FeatureSample
-from lgq.metrics.geometry import MAX_PAIRED_CODES, CodeGeometry
-from lgq.metrics.reference import evaluation_loader
+from lgq.metrics.geometry import MAX_PAIRED_CODES, CoOccurrence, PositionPairs
 from lgq.progress import Progress, unwatched
 from lgq.quantizers import QUANTIZERS, Quantizer, Residual
 from lgq.tokenizer import Tokenizer
@@ -33,9 +32,10 @@ if TYPE_CHECKING:
     from lgq.plots.codebooks import Method
 
 _FREE = torch.iinfo(torch.int64).max
-_MIN_LATENTS = 2
-_ATLAS_CODES = 32
-"""Number of codes in the picture of an atlas."""
+_LATENTS = 2000
+"""Largest number of vectors in the sample for the overlay."""
+_ATLAS_CODES, _ATLAS_PATCHES = 32, 8
+"""Number of codes in the picture of an atlas, and of patches per code."""
 
 
 @dataclass
@@ -46,18 +46,15 @@ class CodeAtlas:
     order of batches or processes.
     """
 
-    grid: tuple[int, int]
     places: Int64[Tensor, "k m"]
     """Where each patch appeared, in order; the largest integer marks a free slot."""
     patches: UInt8[Tensor, "k m 3 f f"]
 
     @classmethod
-    def empty(cls, codebook_size: int, *, grid: tuple[int, int], patch: int, keep: int = 8) -> "CodeAtlas":
-        """patch: pixels per token along each side; keep: patches per code."""
-        require_at_least(1, codebook_size=codebook_size, patch=patch, keep=keep)
-        places = torch.full((codebook_size, keep), _FREE)
-        patches = torch.zeros(codebook_size, keep, 3, patch, patch, dtype=torch.uint8)
-        return cls(grid, places, patches)
+    def empty(cls, codebook_size: int, *, factor: int, patches: int = _ATLAS_PATCHES) -> "CodeAtlas":
+        """factor: pixels per token along each side; patches: their number per code."""
+        places = torch.full((codebook_size, patches), _FREE)
+        return cls(places, torch.zeros(codebook_size, patches, 3, factor, factor, dtype=torch.uint8))
 
     def update(
         self,
@@ -66,16 +63,20 @@ class CodeAtlas:
         numbers: Integer[Tensor, " b"],
     ) -> None:
         """Add a batch; numbers: place of each image in the data set, each given once."""
-        patch, (h, w) = self.patches.shape[-1], self.grid
-        expected = (len(images), 3, h * patch, w * patch), (len(images), h, w)
-        if (tuple(images.shape), tuple(tokens.shape)) != expected:
-            shapes = f"{tuple(images.shape)} and {tuple(tokens.shape)}"
-            raise ValueError(f"expected images and tokens of shapes {expected}, got {shapes}.")
         tokens = require_indices(tokens, len(self.places)).cpu()
-        codes, positions = tokens.flatten(), torch.arange(h * w)
+        codes, positions = tokens.flatten(), torch.arange(tokens[0].numel())
         places = (numbers.cpu().long()[:, None] * len(positions) + positions).flatten()
         early = (places < self.places[codes, -1]).nonzero().squeeze(1)
-        self._keep_first(codes[early], places[early], _cut_patches(images, patch, early))
+        self._keep_first(codes[early], places[early], self._cut_patches(images, early))
+
+    def _cut_patches(
+        self, images: Float[Tensor, "b 3 height width"], chosen: Int64[Tensor, " n"]
+    ) -> UInt8[Tensor, "n 3 f f"]:
+        """Cut out the patches of these numbers, counted in reading order over all images."""
+        factor = self.patches.shape[-1]
+        grid = images.detach().unflatten(3, (-1, factor)).unflatten(2, (-1, factor))
+        patches = grid.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)[chosen.to(images.device)]
+        return ((patches.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
 
     def _keep_first(
         self, codes: Int64[Tensor, " n"], places: Int64[Tensor, " n"], patches: UInt8[Tensor, "n 3 f f"]
@@ -102,20 +103,11 @@ class CodeAtlas:
         local = (source // keep == rank()) & (places != _FREE)
         patches = torch.zeros_like(self.patches)
         patches[local] = self.patches[local.nonzero()[:, 0], source[local] % keep]
-        return CodeAtlas(self.grid, places, sum_over_ranks(patches))
+        return CodeAtlas(places, sum_over_ranks(patches))
 
     def patches_of(self, code: int) -> UInt8[Tensor, "kept 3 f f"]:
         """Return the patches of a code in order of appearance; fewer than m where it occurred less often."""
         return self.patches[code, : int((self.places[code] != _FREE).sum())]
-
-
-def _cut_patches(
-    images: Float[Tensor, "b 3 height width"], size: int, chosen: Int64[Tensor, " n"]
-) -> UInt8[Tensor, "n 3 f f"]:
-    """Cut out the patches of these numbers, counted in reading order over all images."""
-    grid = images.detach().unflatten(3, (-1, size)).unflatten(2, (-1, size))
-    patches = grid.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)[chosen.to(images.device)]
-    return ((patches.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,7 @@ class CodebookStudy:
     images: int
     """Number of images that were read."""
     metrics: dict[str, float]
-    """Values of `CodeGeometry.summary`, and of `CodeUsage.norm_summary` where codes are learned."""
+    """Usage, co-occurrence and mutual information of codes, and norms where codes are learned."""
     absent: dict[str, str]
     """Metrics and plots that are missing, each with the reason."""
     usage: CodeUsage
@@ -155,53 +147,55 @@ def study_codebook(
     stage: int = 0,
     batch_size: int = 32,
     workers: int = 0,
-    latents: int = 2000,
-    keep: int = 8,
     on_progress: Progress = unwatched,
 ) -> CodebookStudy:
     """Encode centre crops and collect usage, geometry, an atlas and latents; the tokenizer is not changed.
 
     stage: stage of a residual tokenizer; its latents are what the earlier stages left over.
-    latents: largest number of vectors in the sample; the images' numbers decide which.
-    keep: patches per code in the atlas.
     """
-    require_at_least(_MIN_LATENTS, latents=latents)
-    quantizer, side = _quantizer_of(tokenizer, stage), _tokens_per_side(tokenizer, image_size)
-    codebook_size, grid = quantizer.codebook_size, (side, side)
-    geometry = CodeGeometry.empty(codebook_size, grid=grid)
-    atlas = CodeAtlas.empty(codebook_size, grid=grid, patch=tokenizer.factor, keep=keep)
-    plottable = quantizer.learned_codes and quantizer.dim > 1
-    sample = FeatureSample.empty(latents, dim=quantizer.dim) if plottable else None
-    loader = evaluation_loader(
-        data, tokenizer.device, image_size=image_size, batch_size=batch_size, workers=workers
+    quantizer, tokens_per_image = _quantizer_of(tokenizer, stage), (image_size // tokenizer.factor) ** 2
+    codes, plottable = quantizer.codebook_size, quantizer.learned_codes and quantizer.dim > 1
+    usage, atlas = CodeUsage.empty(codes), CodeAtlas.empty(codes, factor=tokenizer.factor)
+    pairs = CoOccurrence.empty(codes) if codes <= MAX_PAIRED_CODES else None
+    positions = PositionPairs.empty(tokens_per_image) if tokens_per_image > 1 else None
+    sample = FeatureSample.empty(_LATENTS, dim=quantizer.dim) if plottable else None
+    settings = LoaderSettings.of_process(
+        tokenizer.device, image_size=image_size, batch_size=batch_size, workers=workers
     )
-    for batch in loader.one_pass(may_be_empty=True):
+    for batch in ImageLoader(data, settings).one_pass(may_be_empty=True):
         images = batch.images.to(tokenizer.device, non_blocking=True)
         vectors, tokens = _quantize(tokenizer, images, stage)
-        geometry.update(tokens)
+        for counts in (usage, pairs, positions):
+            if counts is not None:
+                counts.update(tokens)
         atlas.update(images, tokens, batch.indices)
         if sample is not None:
-            places = batch.indices[:, None] * side * side + torch.arange(side * side)
+            places = batch.indices[:, None] * tokens_per_image + torch.arange(tokens_per_image)
             sample.update(vectors.flatten(0, 2), places.flatten())
         on_progress(batch.position, len(data))
-    geometry, atlas, sample = geometry.over_ranks(), atlas.over_ranks(), sample and sample.over_ranks()
-    if not geometry.usage.tokens:
+    usage, atlas, sample = usage.over_ranks(), atlas.over_ranks(), sample and sample.over_ranks()
+    if not usage.tokens:
         raise DataError(f"none of {len(data):,} images can be read in {data!r}.")
-    codebook = learned_codebook(quantizer)
-    vectors_kept = sample.features if sample is not None and len(sample.features) >= _MIN_LATENTS else None
-    metrics = geometry.summary() | ({} if codebook is None else geometry.usage.norm_summary(codebook))
-    present = metrics.keys() | (set() if vectors_kept is None else {"overlay"})
+    codebook, metrics = learned_codebook(quantizer), usage.summary()
+    if pairs is not None:
+        metrics["cooccurrence_density"] = pairs.over_ranks().density
+    if positions is not None:
+        metrics |= positions.over_ranks().summary()
+    if codebook is not None:
+        metrics |= usage.norm_summary(codebook)
+    latents = sample.features if sample is not None and len(sample.features) > 1 else None
+    present = metrics.keys() | (set() if latents is None else {"overlay"})
     return CodebookStudy(
         quantizer=str(tokenizer.settings["quantizer"]),
         stage=stage,
         stages=tokenizer.stages,
-        images=geometry.usage.tokens // side**2,
+        images=usage.tokens // tokens_per_image,
         metrics=metrics,
         absent={name: reason for name, reason in _reasons(quantizer).items() if name not in present},
-        usage=geometry.usage,
+        usage=usage,
         atlas=atlas,
         codebook=codebook,
-        latents=vectors_kept,
+        latents=latents,
     )
 
 
@@ -229,13 +223,6 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
     if study.codebook is not None and study.latents is not None:
         pictures["overlay"] = overlay(study.latents, study.codebook, counts, caption=caption, method=method)
     return pictures
-
-
-def _tokens_per_side(tokenizer: Tokenizer, image_size: int) -> int:
-    side, rest = divmod(image_size, tokenizer.factor)
-    if side < 1 or rest:
-        raise LGQError(f"image_size must be a multiple of f = {tokenizer.factor}, got {image_size}.")
-    return side
 
 
 def _quantizer_of(tokenizer: Tokenizer, stage: int) -> Quantizer:

@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from lgq.checks import require_at_least
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.files import make_directory, replace_file
 from lgq.metrics.fid import FeatureStatistics, StatisticsError
@@ -41,25 +40,20 @@ class FeatureSample:
     must be given once.
     """
 
-    seed: int
     order: Int64[Tensor, " limit"]
     """Place of each kept image in the shuffled order; the largest integer marks a free slot."""
     numbers: Int64[Tensor, " limit"]
     slots: Float32[Tensor, "limit d"]
 
     @classmethod
-    def empty(cls, limit: int, *, dim: int, seed: int = 0) -> "FeatureSample":
-        require_at_least(1, limit=limit, dim=dim)
+    def empty(cls, limit: int, *, dim: int) -> "FeatureSample":
         free = torch.full((limit,), _FREE)
-        return cls(seed, free, torch.zeros_like(free), torch.zeros(limit, dim))
+        return cls(free, torch.zeros_like(free), torch.zeros(limit, dim))
 
     def update(self, features: Float[Tensor, "n d"], numbers: Integer[Tensor, " n"]) -> None:
         """Add a batch; numbers: place of each image in the data set."""
-        if features.shape != (len(numbers), self.slots.shape[1]):
-            expected = (len(numbers), self.slots.shape[1])
-            raise ValueError(f"expected features of shape {expected}, got {tuple(features.shape)}.")
         numbers, limit = numbers.cpu().long(), len(self.order)
-        order = _shuffled_places(numbers, self.seed)
+        order = _shuffled_places(numbers)
         kept = torch.cat([self.order, order]).argsort(stable=True)[:limit]
         replaced = torch.ones(limit, dtype=torch.bool)
         replaced[kept[kept < limit]] = False
@@ -77,7 +71,7 @@ class FeatureSample:
         slots = torch.zeros_like(self.slots)
         slots[local] = self.slots[kept[local] % limit]
         numbers = stack_over_ranks(self.numbers).flatten()[kept]
-        return FeatureSample(self.seed, all_orders[kept], numbers, sum_over_ranks(slots))
+        return FeatureSample(all_orders[kept], numbers, sum_over_ranks(slots))
 
     @property
     def features(self) -> Float32[Tensor, "m d"]:
@@ -86,9 +80,9 @@ class FeatureSample:
         return self.slots[taken[self.numbers[taken].argsort()]]
 
 
-def _shuffled_places(numbers: Int64[Tensor, " n"], seed: int) -> Int64[Tensor, " n"]:
+def _shuffled_places(numbers: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     """Place of each number in a random order: 62 bits, so always below the mark of a free slot."""
-    words = mix(numbers.numpy().astype(np.uint64) + np.uint64(random_bits(Stream.FEATURES, seed)))
+    words = mix(numbers.numpy().astype(np.uint64) + np.uint64(random_bits(Stream.FEATURES, 0)))
     return torch.from_numpy((words >> np.uint64(2)).astype(np.int64))
 
 
@@ -129,7 +123,7 @@ class FeatureSet:
             distances["fid"] = self.statistics.gaussian().distance(reference.statistics.gaussian())
             distances["kid"] = kernel_distance(sample, reference_sample)
         if images > _NEIGHBOURS:
-            distances |= precision_recall(sample, reference_sample, neighbours=_NEIGHBOURS)._asdict()
+            distances |= precision_recall(sample, reference_sample, neighbours=_NEIGHBOURS)
         return distances
 
     def save(self, path: Path) -> None:
@@ -138,10 +132,7 @@ class FeatureSet:
             "count": torch.tensor(self.statistics.count),
             "mean": self.statistics.mean,
             "scatter": self.statistics.scatter,
-            "seed": torch.tensor(self.sample.seed),
-            "order": self.sample.order,
-            "numbers": self.sample.numbers,
-            "slots": self.sample.slots,
+            **vars(self.sample),
         }
         data = save(tensors)
         make_directory(path.parent)
@@ -171,5 +162,5 @@ class FeatureSet:
             if saved[name].shape != shape or saved[name].dtype != _DTYPES[name]:
                 raise ValueError(f"{name} is {saved[name].dtype} of shape {tuple(saved[name].shape)}")
         statistics = FeatureStatistics(int(saved["count"]), saved["mean"], saved["scatter"])
-        sample = FeatureSample(int(saved["seed"]), saved["order"], saved["numbers"], saved["slots"].float())
+        sample = FeatureSample(saved["order"], saved["numbers"], saved["slots"].float())
         return cls(statistics, sample)

@@ -1,10 +1,7 @@
-"""Geometry of a codebook (paper, section 5): how evenly codes are used, and how freely they combine.
+"""Geometry of a codebook (paper, section 5): which codes meet in an image, and how much a token says
+about another one.
 
-b = images, h w = tokens along the height and the width, k = codes, n = images in all, p = position pairs.
-
-    geometry = CodeGeometry.empty(16_384, grid=(16, 16))
-    geometry.update(tokens)                              # per batch
-    geometry.over_ranks().summary()
+b = images, k = codes, n = images in all, p = position pairs.
 """
 
 import math
@@ -15,9 +12,8 @@ import torch
 from jaxtyping import Int32, Int64, Integer
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_indices
+from lgq.checks import require_indices
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks, world_size
-from lgq.metrics.code_usage import CodeUsage
 
 MAX_PAIRED_CODES = 65_536
 """Largest codebook whose co-occurrence is counted: k² / 8 bytes are 0.5 GiB here, and 8 GiB at 262,144."""
@@ -40,7 +36,6 @@ class CoOccurrence:
 
     @classmethod
     def empty(cls, codebook_size: int) -> "CoOccurrence":
-        require_at_least(1, codebook_size=codebook_size)
         words = -(-codebook_size // _WORD)
         return cls(codebook_size, torch.zeros(codebook_size, words, dtype=torch.int64))
 
@@ -105,103 +100,42 @@ class PositionPairs:
     measure.
     """
 
-    grid: tuple[int, int]
     pairs: Int64[Tensor, "p 2"]
     """Positions in reading order, the lower one first."""
     batches: list[Int32[Tensor, "_ p 2"]] = field(default_factory=list)
     """Tokens at these positions."""
 
     @classmethod
-    def empty(cls, grid: tuple[int, int], *, pairs: int = 32, seed: int = 0) -> "PositionPairs":
-        """Choose different pairs of two different positions; all of them where a grid has fewer."""
-        positions = grid[0] * grid[1]
-        require_at_least(1, pairs=pairs)
-        require_at_least(2, positions=positions)
+    def empty(cls, positions: int, *, pairs: int = 32) -> "PositionPairs":
+        """Choose different pairs of 2 or more positions of an image; all of them where there are fewer."""
         possible = range(positions * (positions - 1) // 2)
-        chosen = random.Random(seed).sample(possible, min(pairs, len(possible)))
-        return cls(grid, torch.tensor([_numbered_pair(number) for number in sorted(chosen)]))
+        chosen = random.Random(0).sample(possible, min(pairs, len(possible)))
+        return cls(torch.tensor([_numbered_pair(number) for number in sorted(chosen)]))
 
-    def update(self, tokens: Integer[Tensor, "b h w"]) -> None:
-        if tuple(tokens.shape[1:]) != self.grid:
-            raise ValueError(f"expected images of {self.grid} tokens, got shape {tuple(tokens.shape)}.")
+    def update(self, tokens: Integer[Tensor, "b *tokens"]) -> None:
         self.batches.append(tokens.cpu().flatten(1)[:, self.pairs].int())
 
     def over_ranks(self) -> "PositionPairs":
         """Return the tokens of all processes."""
-        sizes = stack_over_ranks(torch.tensor(self.images)).tolist()
-        tokens = self.pairs.new_zeros(sum(sizes), len(self.pairs), 2, dtype=torch.int32)
+        tokens = self.tokens
+        sizes = stack_over_ranks(torch.tensor(len(tokens))).tolist()
         start = sum(sizes[: rank()])
-        tokens[start : start + self.images] = self.tokens
-        return PositionPairs(self.grid, self.pairs, [sum_over_ranks(tokens)])
-
-    @property
-    def images(self) -> int:
-        return sum(map(len, self.batches))
+        shared = tokens.new_zeros(sum(sizes), len(self.pairs), 2)
+        shared[start : start + len(tokens)] = tokens
+        return PositionPairs(self.pairs, [sum_over_ranks(shared)])
 
     @property
     def tokens(self) -> Int32[Tensor, "n p 2"]:
         return torch.cat([self.pairs.new_zeros(0, len(self.pairs), 2, dtype=torch.int32), *self.batches])
 
-    @property
-    def information(self) -> float:
-        """Mutual information in nats, averaged over the pairs."""
+    def summary(self) -> dict[str, float]:
+        """Return the mean over the pairs in nats, and log n, which no tokens can exceed."""
         values = [mutual_information(*pair.unbind(1)) for pair in self.tokens.unbind(1)]
-        return sum(values) / len(values)
-
-    @property
-    def ceiling(self) -> float:
-        """log n, which the estimate cannot exceed, whatever the tokens are."""
-        return math.log(max(self.images, 1))
+        ceiling = math.log(max(len(self.tokens), 1))
+        return {"mutual_information": sum(values) / len(values), "mutual_information_ceiling": ceiling}
 
 
 def _numbered_pair(number: int) -> tuple[int, int]:
     """Return a pair by its number in the order (0, 1), (0, 2), (1, 2), (0, 3), ..."""
     higher = (1 + math.isqrt(1 + 8 * number)) // 2
     return number - higher * (higher - 1) // 2, higher
-
-
-@dataclass
-class CodeGeometry:
-    """Usage, co-occurrence and mutual information of codes; exact, whatever the order of batches."""
-
-    usage: CodeUsage
-    cooccurrence: CoOccurrence | None
-    """None for codebooks of more than `MAX_PAIRED_CODES` codes."""
-    positions: PositionPairs | None
-    """None for images of one token."""
-
-    @classmethod
-    def empty(cls, codebook_size: int, *, grid: tuple[int, int], pairs: int = 32) -> "CodeGeometry":
-        """grid: tokens along the height and the width; pairs: position pairs for mutual information."""
-        return cls(
-            CodeUsage.empty(codebook_size),
-            CoOccurrence.empty(codebook_size) if codebook_size <= MAX_PAIRED_CODES else None,
-            PositionPairs.empty(grid, pairs=pairs) if grid != (1, 1) else None,
-        )
-
-    def update(self, tokens: Integer[Tensor, "b h w"]) -> None:
-        """Add tokens of one codebook; for a residual quantizer, those of one stage."""
-        tokens = require_indices(tokens, len(self.usage.counts)).cpu()
-        if self.positions is not None:
-            self.positions.update(tokens)  # first: it may raise on the grid, and then nothing was counted
-        self.usage.update(tokens)
-        if self.cooccurrence is not None:
-            self.cooccurrence.update(tokens)
-
-    def over_ranks(self) -> "CodeGeometry":
-        """Return the geometry of all processes."""
-        return CodeGeometry(
-            self.usage.over_ranks(),
-            self.cooccurrence and self.cooccurrence.over_ranks(),
-            self.positions and self.positions.over_ranks(),
-        )
-
-    def summary(self) -> dict[str, float]:
-        """Return the values of a results record; those that cannot be computed are left out."""
-        values = self.usage.summary()
-        if self.cooccurrence is not None:
-            values["cooccurrence_density"] = self.cooccurrence.density
-        if self.positions is not None:
-            values["mutual_information"] = self.positions.information
-            values["mutual_information_ceiling"] = self.positions.ceiling
-        return values

@@ -6,35 +6,23 @@ The manifold of a set is the union of balls around its images. The radius of a b
 k-th nearest neighbour within the set.
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lgq.checks import require_at_least
 from lgq.ops.numerics import row_tiles
-
-
-class PrecisionRecall(NamedTuple):
-    precision: float
-    """Share of the images on the manifold of the reference."""
-    recall: float
-    """Share of the reference images on the manifold of the images."""
 
 
 def precision_recall(
     features: Float[Tensor, "n d"], features_ref: Float[Tensor, "m d"], *, neighbours: int = 3
-) -> PrecisionRecall:
-    """Costs (n + m)² d multiplications; only the distances of one tile of images are in memory."""
-    require_at_least(1, neighbours=neighbours)
-    smaller = min(len(features), len(features_ref))
-    if smaller <= neighbours:
-        rule = f"{neighbours} neighbours need {neighbours + 1} images or more of both sets"
-        raise ValueError(f"{rule}, got {smaller}.")
-    if features.shape[1] != features_ref.shape[1]:
-        sizes = f"{features.shape[1]} and {features_ref.shape[1]}"
-        raise ValueError(f"both sets need features of the same network, got {sizes} features.")
+) -> dict[str, float]:
+    """Return the share of the images on the manifold of the reference, and the reverse.
+
+    Costs (n + m)² d multiplications; only the distances of one tile of images are in memory.
+    """
+    if min(len(features), len(features_ref)) <= neighbours or features.shape[1] != features_ref.shape[1]:
+        shapes = f"{tuple(features.shape)} and {tuple(features_ref.shape)}"
+        raise ValueError(f"both sets need more than {neighbours} images and the same features, got {shapes}.")
     x, y = features.double(), features_ref.to(features.device).double()
     # Distances do not change, and lose fewer digits where all features share a large offset.
     centre = y.mean(0)
@@ -45,7 +33,10 @@ def precision_recall(
         distances = _squared_distances(x[rows], y)
         precise.append((distances <= y_radii).any(1))
         recalled |= (distances <= x_radii[rows, None]).any(0)
-    return PrecisionRecall(float(torch.cat(precise).double().mean()), float(recalled.double().mean()))
+    return {
+        "precision": float(torch.cat(precise).double().mean()),
+        "recall": float(recalled.double().mean()),
+    }
 
 
 def _squared_radii(x: Float64[Tensor, "n d"], neighbours: int) -> Float64[Tensor, " n"]:

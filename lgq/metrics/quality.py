@@ -18,13 +18,13 @@ import torch.distributed as dist
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from lgq.data import DataError, ImageDataset, ImageLoader
+from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.features import SAMPLE, FeatureSet
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.reconstruction import ReconstructionQuality
-from lgq.metrics.reference import CachedFeatures, evaluation_loader
+from lgq.metrics.reference import CachedFeatures
 from lgq.models import in_eval_mode
 from lgq.models.inception import FEATURES
 from lgq.progress import Progress, unwatched
@@ -168,11 +168,13 @@ def evaluate_tokenizer(
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
     """
     device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.stages
-    loader = evaluation_loader(data, device, image_size=image_size, batch_size=batch_size, workers=workers)
+    settings = LoaderSettings.of_process(
+        device, image_size=image_size, batch_size=batch_size, workers=workers
+    )
     options: dict[str, Any] = {"use_cache": use_cache, "on_progress": on_progress}
     with in_eval_mode(tokenizer):
         return evaluate_reconstructions(
-            reconstruct_with(tokenizer), codes, loader, networks, device, **options
+            reconstruct_with(tokenizer), codes, ImageLoader(data, settings), networks, device, **options
         )
 
 

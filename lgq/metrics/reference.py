@@ -60,10 +60,10 @@ class Reference:
         features = cached.features
         if features is None:
             features = FeatureSet.empty(FEATURES, sample=min(SAMPLE, total))
-            loader = evaluation_loader(
-                dataset, device, image_size=image_size, batch_size=batch_size, workers=workers
+            settings = LoaderSettings.of_process(
+                device, image_size=image_size, batch_size=batch_size, workers=workers
             )
-            for batch in loader.one_pass(may_be_empty=True):
+            for batch in ImageLoader(dataset, settings).one_pass(may_be_empty=True):
                 features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
                 on_progress(batch.position, total)
             features = features.over_ranks()
@@ -151,18 +151,3 @@ def content_sha256(dataset: ImageDataset) -> str:
             continue
         digests[index] = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
     return hashlib.sha256(sum_over_ranks(digests).numpy().data).hexdigest()
-
-
-def evaluation_loader(
-    data: ImageDataset, device: torch.device, *, image_size: int, batch_size: int, workers: int
-) -> ImageLoader:
-    """Return a loader of this process's share of the centre crops."""
-    settings = LoaderSettings(
-        image_size=image_size,
-        batch_size=batch_size,
-        workers=workers,
-        pin_memory=device.type == "cuda",
-        rank=rank(),
-        world_size=world_size(),
-    )
-    return ImageLoader(data, settings)

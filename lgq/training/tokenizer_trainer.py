@@ -188,15 +188,13 @@ class TokenizerTrainer(Trainer):
 
 
 def _loader_settings(run: TokenizerRun, device: torch.device) -> LoaderSettings:
-    return LoaderSettings(
+    return LoaderSettings.of_process(
+        device,
         image_size=run.image_size,
         batch_size=run.batch_size,
         seed=run.seed,
         crop=run.crop,
         workers=run.workers,
-        pin_memory=device.type == "cuda",
-        rank=rank(),
-        world_size=world_size(),
     )
 
 

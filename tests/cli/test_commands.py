@@ -150,7 +150,7 @@ def test_mistakes_are_named_in_one_line(run, photos, tmp_path, capsys):
         ("holds no run to resume", "train", "pocket-lgq", "--data", photos, "--out", new, "--resume", "must"),
         ("holds a run already", "train", "pocket-lgq", "--data", "sample", "--out", run, "--resume", "never"),
         ("there is no directory", "reconstruct", tmp_path / "gone", photos / "0.png", "--out", new),
-        ("give --image-size", "encode", run / "best", "--data", photos, "--out", new),
+        ("give `image_size`", "encode", run / "best", "--data", photos, "--out", new),
         ("multiple of f = 2", "encode", run, "--data", photos, "--out", new, "--image-size", 15),
         ("none of 1 images can be read", "reconstruct", run, photos / "gone.png", "--out", new),
         ("images must be at least 1", "reconstruct", run, "--out", new),

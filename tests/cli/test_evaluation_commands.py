@@ -87,13 +87,13 @@ def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
 
 @pytest.mark.usefixtures("no_weights")
 def test_mistakes_of_an_evaluation_are_named(tokenizer, capsys):
-    assert "give --image-size" in mistake(capsys, "evaluate", tokenizer, "--data", "sample")
+    assert "give `image_size`" in mistake(capsys, "evaluate", tokenizer, "--data", "sample")
     assert "nowhere does not exist" in mistake(
         capsys, "evaluate", tokenizer, "--data", "nowhere", "--image-size", 32
     )
     assert "images must be at least 1" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
     assert "image_size must be" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--image-size", 0)
-    assert "give --out" in mistake(capsys, "evaluate", "nobody/nothing", *IMAGES)
+    assert "give `out`" in mistake(capsys, "evaluate", "nobody/nothing", *IMAGES)
 
 
 @pytest.mark.usefixtures("no_weights")

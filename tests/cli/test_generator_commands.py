@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cheap_inception import FEATURES, CheapInception
+from cheap_inception import CheapClassifier, expect_cheap_networks
 from command_line import lgq, mistake
 from PIL import Image
 from safetensors.torch import load_file
 from token_sets import write_tokens
-from torch import Tensor
 
 from lgq import MaskGIT, Tokenizer, evaluation
 from lgq.data import FolderDataset
-from lgq.metrics import generation, reference
 from lgq.metrics.fid import Gaussian
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reference import Reference
@@ -27,7 +25,7 @@ from lgq.models.autoencoder import Backbone
 from lgq.results import read_results
 from lgq.training.journal import read_records
 
-SIDE, CODES, LOGITS = 8, 6, 5
+SIDE, CODES = 8, 6
 CPU = torch.device("cpu")
 TINY = [
     *("--transformer.layers", 1, "--transformer.width", 16, "--transformer.heads", 2),
@@ -36,11 +34,6 @@ TINY = [
     *("--log-every", 1),
 ]
 DRAWN = ["--images", 24, "--seeds", 0, 1, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
-
-
-class CheapClassifier(CheapInception):
-    def logits(self, features: Tensor) -> Tensor:
-        return 3 * features[:, :LOGITS]
 
 
 def build(seed: int = 0, codebook_size: int = CODES) -> Tokenizer:
@@ -97,9 +90,7 @@ def metric_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNe
     network = CheapClassifier()
     cheap = MetricNetworks(None, network, {}, network)
     monkeypatch.setattr(MetricNetworks, "available", lambda device, for_generation: cheap)
-    monkeypatch.setattr(generation, "FEATURES", FEATURES)
-    monkeypatch.setattr(generation, "CLASSES", LOGITS)
-    monkeypatch.setattr(reference, "FEATURES", FEATURES)
+    expect_cheap_networks(monkeypatch)
     monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
     return cheap
 
@@ -262,11 +253,11 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
     data, tokens = ["--data", made.photos], ["--tokens", made.val]
     out = tmp_path / "out"
     for words, *options in (
-        ("data or with reference: give one", *data, "--reference", foreign.statistics),
-        ("give data, reference, or tokens",),
-        ("give tokens too", *data, "--train-tokens", made.train),
-        ("is a generator, to which geometry does not apply", *data, "--geometry", "pca"),
-        ("is a generator, to which image_size does not apply", *data, "--image-size", SIDE),
+        ("`data` or with `reference`: give one", *data, "--reference", foreign.statistics),
+        ("give `data`, `reference`, or `tokens`",),
+        ("give `tokens` too", *data, "--train-tokens", made.train),
+        ("is a generator, to which `geometry` does not apply", *data, "--geometry", "pca"),
+        ("is a generator, to which `image_size` does not apply", *data, "--image-size", SIDE),
         ("seeds must be one or more different numbers, got [1, 2, 1]", *data, "--seeds", 1, 2, 1),
         ("images must be at least 2, got 1", *data, "--images", 1),
         ("batch_size must be at least 1, got 0", *data, "--batch-size", 0),
@@ -282,9 +273,9 @@ def test_mistakes_of_an_evaluation_are_named_before_any_long_work(made, foreign,
         ("name a directory of tokens", *data, "--tokens", made.photos),
         ("holds tokens of tokenizer", *data, *tokens, "--train-tokens", foreign.tokens),
         ("its class 1 is 'eel', not 'dog'", *tokens, "--train-tokens", foreign.birds),
-        ("seeds applies to generated images, and tokens alone need none", *tokens, "--seeds", 1),
-        ("sampling.steps applies to generated images", *tokens, "--sampling.steps", 3),
-        ("sampling.top_k applies to generated images", *tokens, "--sampling.top-k", 3),
+        ("`seeds` applies to generated images, and tokens alone need none", *tokens, "--seeds", 1),
+        ("`sampling.steps` applies to generated images", *tokens, "--sampling.steps", 3),
+        ("`sampling.top_k` applies to generated images", *tokens, "--sampling.top-k", 3),
         ("images must be at least 1, got 0", *tokens, "--images", 0),
         ("statistics need 2 images or more, got 1 in", "--data", foreign.single, *tokens),
     ):

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -37,13 +35,6 @@ def test_batches_change_nothing(a, b, c):
     assert usage_of(c, a, b).summary() == usage_of(a + b + c).summary()
 
 
-def test_uniform_use_has_the_perplexity_of_the_codebook_size():
-    usage = usage_of(list(range(10)) * 7)
-    assert usage.perplexity == pytest.approx(10)
-    assert usage.normalized_entropy == pytest.approx(1)
-    assert usage.utilization == 1
-
-
 def test_top_percent_is_one_in_a_hundred_rounded_up():
     usage = CodeUsage(torch.arange(250))
     expected = (249 + 248 + 247) / sum(range(250))
@@ -57,21 +48,20 @@ def test_no_tokens_give_zeros_not_nan():
     assert CodeUsage.empty(1).normalized_entropy == 1
 
 
-def test_norm_correlation_equals_numpy_s_and_is_nan_for_equal_norms():
-    counts, codebook = torch.randint(0, 100, (40,)), torch.randn(40, 6)
-    expected = np.corrcoef(codebook.norm(dim=1).numpy(), np.log1p(counts.numpy()))[0, 1]
-    assert CodeUsage(counts).norm_correlation(codebook) == pytest.approx(expected, abs=1e-6)
-    assert math.isnan(CodeUsage(counts).norm_correlation(torch.ones(40, 2)))
-
-
 def test_norms_are_summarized_for_dead_and_live_codes():
-    codebook = torch.tensor([[3.0, 4.0], [0.0, 0.5], [0.0, 7.0], [0.6, 0.8]])
-    summary = CodeUsage(torch.tensor([4, 0, 9, 0])).norm_summary(codebook)
-    correlation = summary.pop("norm_correlation")
-    assert summary == pytest.approx(
-        {"dead_norm_min": 0.5, "dead_norm_max": 1, "live_norm_min": 5, "live_norm_max": 7}
+    counts, codebook = torch.randint(0, 5, (40,)), torch.randn(40, 6)
+    norms = codebook.norm(dim=1).numpy()
+    dead, live = norms[counts == 0], norms[counts > 0]
+    assert CodeUsage(counts).norm_summary(codebook) == pytest.approx(
+        {
+            "dead_norm_min": dead.min(),
+            "dead_norm_max": dead.max(),
+            "live_norm_min": live.min(),
+            "live_norm_max": live.max(),
+            "norm_correlation": np.corrcoef(norms, np.log1p(counts.numpy()))[0, 1],
+        },
+        abs=1e-6,
     )
-    assert correlation == CodeUsage(torch.tensor([4, 0, 9, 0])).norm_correlation(codebook)
 
 
 def test_norms_that_do_not_exist_are_left_out():
@@ -87,10 +77,6 @@ def test_many_dimensional_indices_are_counted():
     assert usage.counts.tolist() == [1, 2, 0, 1]
 
 
-def test_bad_input_is_refused_by_name():
+def test_indices_of_no_code_are_refused():
     with pytest.raises(ValueError, match=r"index 10 is outside 0\.\.9"):
         usage_of([10])
-    with pytest.raises(ValueError, match="got 3 codes and 10 counts"):
-        usage_of([1]).norm_summary(torch.ones(3, 2))
-    with pytest.raises(ValueError, match="codebook_size must be at least 1, got 0"):
-        CodeUsage.empty(0)

@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, to_tensor
-from lgq.metrics import codebook_study, geometry
+from lgq.metrics import codebook_study
+from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.codebook_study import CodeAtlas, CodebookStudy, draw_study, study_codebook
-from lgq.metrics.geometry import CodeGeometry
+from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
@@ -61,11 +62,13 @@ def assert_same(a: CodebookStudy, b: CodebookStudy) -> None:
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_metrics_are_those_of_all_tokens_and_of_learned_codes(photos, quantizer):
     tokenizer = tokenizer_of(quantizer)
-    result, whole = study(photos, tokenizer), CodeGeometry.empty(CODES, grid=GRID)
-    whole.update(tokenizer.encode(pixels(photos)))
-    expected = whole.summary()
+    result, parts = study(photos, tokenizer), (CodeUsage, CoOccurrence)
+    usage, pairs, positions = *(part.empty(CODES) for part in parts), PositionPairs.empty(GRID[0] * GRID[1])
+    for part in (usage, pairs, positions):
+        part.update(tokenizer.encode(pixels(photos)))
+    expected = usage.summary() | positions.summary() | {"cooccurrence_density": pairs.density}
     if tokenizer.quantizer.learned_codes:
-        expected |= whole.usage.norm_summary(tokenizer.quantizer.codebook)
+        expected |= usage.norm_summary(tokenizer.quantizer.codebook)
         assert result.absent == {}
     else:
         assert result.absent.keys() == {"norm_correlation", "overlay"}
@@ -75,28 +78,22 @@ def test_metrics_are_those_of_all_tokens_and_of_learned_codes(photos, quantizer)
     assert (result.quantizer, result.images, result.stage, result.stages) == (quantizer, IMAGES, 0, 1)
 
 
-def test_the_sample_may_hold_every_latent_in_order(photos):
-    tokenizer = tokenizer_of()
-    latents = tokenizer.encoder(pixels(photos)).detach().movedim(1, -1).reshape(TOKENS, -1)
-    result = study(photos, tokenizer, latents=10 * TOKENS)
-    torch.testing.assert_close(result.latents, latents, rtol=1e-4, atol=1e-5)
-    assert torch.equal(result.codebook, tokenizer.quantizer.codebook.detach())
-
-
 def test_the_atlas_holds_the_patches_of_the_tokens(photos):
     tokenizer, images = tokenizer_of(), pixels(photos)
-    result, tokens = study(photos, tokenizer, keep=3), tokenizer.encode(images)
+    result, tokens = study(photos, tokenizer), tokenizer.encode(images)
     code = int(result.usage.counts.argmax())
     places = (tokens == code).nonzero().tolist()
     assert (int(result.usage.counts[code]), result.usage.tokens) == (len(places), TOKENS)
-    patches = [images[i, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] for i, y, x in places[:3]]
+    patches = [images[i, :, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2] for i, y, x in places[:8]]
     assert torch.equal(result.atlas.patches_of(code), ((torch.stack(patches) + 1) * 127.5).round().byte())
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, IMAGES])
-def test_batches_change_nothing(photos, batch_size):
-    whole = study(photos, tokenizer_of(), latents=20)
-    assert_same(study(photos, tokenizer_of(), latents=20, batch_size=batch_size), whole)
+def test_batches_change_nothing(photos, monkeypatch, batch_size):
+    monkeypatch.setattr(codebook_study, "_LATENTS", 20)
+    whole = study(photos, tokenizer_of())
+    assert len(whole.latents) == 20
+    assert_same(study(photos, tokenizer_of(), batch_size=batch_size), whole)
 
 
 def test_train_mode_changes_nothing_and_the_tokenizer_stays_as_it_is(photos):
@@ -110,7 +107,7 @@ def test_train_mode_changes_nothing_and_the_tokenizer_stays_as_it_is(photos):
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_stage_is_studied_on_what_the_earlier_stages_left_over(photos, stage):
     tokenizer = tokenizer_of(stages=3)
-    result, images = study(photos, tokenizer, stage=stage, latents=TOKENS), pixels(photos)
+    result, images = study(photos, tokenizer, stage=stage), pixels(photos)
     left, tokens = tokenizer.encoder(images).detach(), tokenizer.encode(images)
     for earlier in range(stage):
         left = left - tokenizer.quantizer.stages[earlier].decode(tokens[..., earlier]).detach()
@@ -124,8 +121,7 @@ def test_what_cannot_be_counted_is_absent_with_the_reason(photos, monkeypatch):
     single = study_codebook(tokenizer_of(), FolderDataset(photos), image_size=2)
     assert single.absent.keys() == {"mutual_information"}
     assert single.usage.tokens == single.images == IMAGES
-    for module in (codebook_study, geometry):
-        monkeypatch.setattr(module, "MAX_PAIRED_CODES", CODES - 1)
+    monkeypatch.setattr(codebook_study, "MAX_PAIRED_CODES", CODES - 1)
     many = study(photos, tokenizer_of())
     assert many.absent.keys() == {"cooccurrence_density"}
     assert "counted up to 63 codes" in many.absent["cooccurrence_density"]
@@ -142,12 +138,10 @@ def test_progress_counts_images_and_broken_ones_are_left_out(photos, tmp_path):
 
 
 def test_bad_settings_are_refused_by_name(photos, tmp_path):
-    with pytest.raises(ValueError, match=r"multiple of f = 2, got 7"):
+    with pytest.raises(ValueError, match=r"must be multiples of 2, got 7 x 7"):
         study_codebook(tokenizer_of(), FolderDataset(photos), image_size=7)
     with pytest.raises(ValueError, match=r"stage must lie in 0\.\.0.*got 1"):
         study(photos, tokenizer_of(), stage=1)
-    with pytest.raises(ValueError, match="latents must be at least 2, got 1"):
-        study(photos, tokenizer_of(), latents=1)
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="none of 1 images can be read"):
         study(tmp_path, tokenizer_of())
@@ -170,44 +164,22 @@ def test_a_study_is_drawn_with_the_label_of_its_quantizer(photos, monkeypatch, q
     assert any(title.startswith(caption) for title in titles)
 
 
-ATLAS_CODES, ATLAS_GRID, PATCH, KEEP, ATLAS_IMAGES = 6, (2, 3), 2, 4, 12
-
-
-def atlas_data() -> tuple[Tensor, Tensor]:
-    shape = (ATLAS_IMAGES, 3, ATLAS_GRID[0] * PATCH, ATLAS_GRID[1] * PATCH)
-    return torch.randint(0, 256, shape).float() / 127.5 - 1, torch.randint(0, ATLAS_CODES - 1, (12, 2, 3))
-
-
-def atlas_of(images: Tensor, tokens: Tensor, numbers: Tensor, batch: int = 5) -> CodeAtlas:
-    atlas = CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH, keep=KEEP)
-    for chosen in numbers.split(batch):
-        atlas.update(images[chosen], tokens[chosen], chosen)
-    return atlas
-
-
-@pytest.mark.parametrize("batch", [1, 4, ATLAS_IMAGES])
+@pytest.mark.parametrize("batch", [1, 4, 12])
 def test_an_atlas_keeps_the_first_patches_of_each_code_in_any_order_of_images(batch):
-    images, tokens = atlas_data()
+    codes, patch, keep = 6, 2, 4
+    images, tokens = torch.randint(0, 256, (12, 3, 4, 6)).float() / 127.5 - 1, torch.randint(0, 5, (12, 2, 3))
     tokens[:, 0, 0], tokens[3, 1, 2] = 0, 5
     images[0, :, :2, :2] *= 9  # beyond the visible range
-    atlas = atlas_of(images, tokens, torch.randperm(ATLAS_IMAGES), batch)
-    patches: dict[int, list[Tensor]] = {code: [] for code in range(ATLAS_CODES)}
-    for image, codes in zip(images.clamp(-1, 1), tokens.flatten(1).tolist(), strict=True):
-        for (i, j), code in zip(itertools.product(range(2), range(3)), codes, strict=True):
-            patch = image[:, i * PATCH : (i + 1) * PATCH, j * PATCH : (j + 1) * PATCH]
-            patches[code].append(((patch + 1) * 127.5).round().to(torch.uint8))
+    atlas = CodeAtlas.empty(codes, factor=patch, patches=keep)
+    for chosen in torch.randperm(12).split(batch):
+        atlas.update(images[chosen], tokens[chosen], chosen)
+    patches: dict[int, list[Tensor]] = {code: [] for code in range(codes)}
+    for image, image_codes in zip(images.clamp(-1, 1), tokens.flatten(1).tolist(), strict=True):
+        for (i, j), code in zip(itertools.product(range(2), range(3)), image_codes, strict=True):
+            cut = image[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch]
+            patches[code].append(((cut + 1) * 127.5).round().to(torch.uint8))
     for code, first in patches.items():
-        assert [patch.tolist() for patch in atlas.patches_of(code)] == [x.tolist() for x in first[:KEEP]]
+        assert [x.tolist() for x in atlas.patches_of(code)] == [x.tolist() for x in first[:keep]]
     assert len(atlas.patches_of(5)) == 1
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-def test_an_atlas_names_what_is_wrong():
-    images, tokens = atlas_data()
-    atlas = CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH)
-    with pytest.raises(ValueError, match=r"expected images and tokens .* got \(12, 3, 3, 6\) and"):
-        atlas.update(images[:, :, :3], tokens, torch.arange(ATLAS_IMAGES))
     with pytest.raises(ValueError, match=r"index 9 is outside 0\.\.5"):
-        atlas.update(images, tokens + 9 - tokens, torch.arange(ATLAS_IMAGES))
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        CodeAtlas.empty(ATLAS_CODES, grid=ATLAS_GRID, patch=PATCH, keep=0)
+        atlas.update(images, torch.full_like(tokens, 9), torch.arange(12))

@@ -108,7 +108,7 @@ def test_every_metric_equals_its_plain_formula(photos, reference, networks):
     for result in evaluation.seeds:
         generated = networks.inception(all_images(int(result["seed"])))
         expected = {"seed": result["seed"], "gfid": gaussian(generated).distance(gaussian(real))}
-        expected |= {"kid": kernel_distance(generated, real)} | precision_recall(generated, real)._asdict()
+        expected |= {"kid": kernel_distance(generated, real)} | precision_recall(generated, real)
         expected["inception_score"] = plain_score(networks.classifier.logits(generated))
         assert result == pytest.approx(expected, rel=1e-5, abs=1e-8)
     assert evaluation.absent == {}

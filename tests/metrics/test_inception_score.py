@@ -44,11 +44,8 @@ def test_the_same_answer_everywhere_scores_1():
     assert score(torch.randn(1, 5).repeat(12, 1), splits=3) == pytest.approx(1, abs=1e-7)
 
 
-@pytest.mark.usefixtures("without_shape_checks")
 def test_bad_input_is_refused_by_name():
     with pytest.raises(ValueError, match="10 splits need one image each, got 9 images"):
         score(torch.zeros(9, 3))
     with pytest.raises(ValueError, match="logits hold NaN"):
         score(torch.full((10, 3), torch.nan))
-    with pytest.raises(ValueError, match=r"expected logits of shape \(2, 3\), got \(2, 4\)"):
-        InceptionScore.empty(3).update(torch.zeros(2, 4), torch.arange(2))

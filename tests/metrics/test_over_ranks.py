@@ -13,7 +13,7 @@ from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.codebook_study import CodeAtlas
 from lgq.metrics.features import FeatureSample, FeatureSet
 from lgq.metrics.fid import FeatureStatistics
-from lgq.metrics.geometry import CodeGeometry
+from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.metrics.inception_score import InceptionScore
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import TokenizerQuality
@@ -22,7 +22,7 @@ from lgq.metrics.reconstruction import ReconstructionQuality
 IMAGES, CODES, SIDE, GRID = 23, 150, 16, (4, 4)
 # Shares of different sizes; neither has the first patches of all codes.
 SHARES = [torch.arange(0, IMAGES, 3), torch.tensor([i for i in range(IMAGES) if i % 3])]
-EXACT = ("usage", "geometry", "atlas", "sample")
+EXACT = ("usage", "pairs", "positions", "atlas", "sample")
 TO_ROUNDING = ("statistics", "feature set", "score", "pixels", "quality")
 
 
@@ -40,8 +40,9 @@ def measure(n: Tensor) -> dict[str, Any]:
         )
     accumulators: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
         "usage": (CodeUsage.empty(CODES), (tokens,)),
-        "geometry": (CodeGeometry.empty(CODES, grid=GRID), (tokens,)),
-        "atlas": (CodeAtlas.empty(CODES, grid=GRID, patch=4, keep=2), (images, tokens, n)),
+        "pairs": (CoOccurrence.empty(CODES), (tokens,)),
+        "positions": (PositionPairs.empty(GRID[0] * GRID[1]), (tokens,)),
+        "atlas": (CodeAtlas.empty(CODES, factor=4, patches=2), (images, tokens, n)),
         "sample": (FeatureSample.empty(9, dim=FEATURES), (features, n)),
         "statistics": (FeatureStatistics.empty(FEATURES), (features,)),
         "feature set": (FeatureSet.empty(FEATURES, sample=9), (features, n)),
@@ -57,7 +58,8 @@ def measure(n: Tensor) -> dict[str, Any]:
     return {
         "world_size": world_size(),
         "usage": total["usage"].counts,
-        "geometry": total["geometry"].summary(),
+        "pairs": total["pairs"].pairs,
+        "positions": total["positions"].summary(),
         "atlas": [total["atlas"].places, total["atlas"].patches],
         "sample": total["sample"].features,
         "statistics": list(vars(total["statistics"].gaussian()).values()),

@@ -80,7 +80,7 @@ def test_every_metric_equals_its_plain_formula(photos, networks):
     expected["reconstruction_loss"] = expected["l1"] + expected["lpips"]
     expected["rfid"] = gaussian(features).distance(gaussian(originals))
     expected["kid"] = kernel_distance(features, originals)
-    expected |= precision_recall(features, originals)._asdict()
+    expected |= precision_recall(features, originals)
     used = len(tokenizer.encode(images).unique())
     expected |= {"utilization": used / 40, "dead_codes": 40 - used}
     values = {name: evaluation.metrics[name] for name in expected}
