@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lgq.bench.measure import milliseconds
 from lgq.checks import require_at_least, require_known
+from lgq.config import to_json
 from lgq.data import BrokenImage, ImageDataset, open_dataset
 from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
@@ -68,17 +69,13 @@ def _fingerprint(data: ImageDataset) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A row of a table."""
+class Row(NamedTuple):
+    """A row of a table; the fields are those of `PlannedRow`."""
 
     row: str
-    """Short name, unique within the experiment."""
     label: str
-    """Name of the row in the table."""
-    group: str = ""
-    """Heading that the row shares with others, such as a codebook size; may be empty."""
     task: Task
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +86,14 @@ class Experiment:
     title: str
     paper: str = ""
     """Label of the table in the paper; empty where the paper has none."""
-    about: str
     rows: Callable[[Scale], list[Row]]
     seeds: int = 1
     """Number of training seeds where the user gives none."""
+
+    @property
+    def about(self) -> str:
+        """What the table shows: the docstring of the function to its rows."""
+        return " ".join((self.rows.__doc__ or "").split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,10 @@ class PlannedExperiment:
     scale: Scale
     sources: Sources
     results: ResultsDirectory
+
+    def id_of(self, task: Task) -> str:
+        """Return the id of the run that a task asks for."""
+        return run_id(task, self.scale, self.sources.fingerprint)
 
 
 def open_sources(data: Images, val_data: Images | None = None, show: Images | None = None) -> Sources:
@@ -168,14 +173,17 @@ def plan_rows(
             "ablation_steps": scale.ablation.steps,
             "generator_steps": scale.generator.loop.steps,
             "precision": scale.tokenizer.precision,
-            "measuring": json.loads(json.dumps(asdict(scale.measuring))),
+            "measuring": to_json(scale.measuring),
         },
         rows=tuple(rows),
     )
-    chosen = _share(_named(list(rows), only), shard or "0/1")
-    results = ResultsDirectory(out)
     return PlannedExperiment(
-        plan=plan, rows=chosen, tasks=tasks, scale=scale, sources=sources, results=results
+        plan=plan,
+        rows=_share(_named(plan.rows, only), shard or "0/1"),
+        tasks=tasks,
+        scale=scale,
+        sources=sources,
+        results=ResultsDirectory(out),
     )
 
 
@@ -246,7 +254,13 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
 def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources) -> float | None:
     """Return the time of the last step, which includes a discriminator that starts late."""
     try:
-        step = _generator_step(task) if isinstance(task, GeneratorTask) else _tokenizer_step(task, sources)
+        if isinstance(task, GeneratorTask):
+            step = _generator_step(task)
+        else:
+            require_feasible(task.run)
+            # Validations are not timed, so their metric networks are not needed.
+            run = replace(task.run, best_by="l1", rfid_images=None, workers=0)
+            step = TokenizerTrainer(run, sources.data, sources.data, Path()).train_step
     except WeightsError as error:
         _log.warning("no time of %s: %s", task.name(), error)
         return None
@@ -254,13 +268,6 @@ def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources) -> float
     while len(times) < _TIMED_STEPS and sum(times) < _SLOW_MS:
         times.append(milliseconds(lambda: step(task.steps - 1), join_processes()))
     return min(times)
-
-
-def _tokenizer_step(task: TokenizerTask, sources: Sources) -> Callable[[int], object]:
-    require_feasible(task.run)
-    # Validations are not timed, so their metric networks are not needed.
-    run = replace(task.run, best_by="l1", rfid_images=None, workers=0)
-    return TokenizerTrainer(run, sources.data, sources.data, Path()).train_step
 
 
 def _generator_step(task: GeneratorTask) -> Callable[[int], object]:

@@ -19,7 +19,7 @@ from lgq.distributed import rank
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
-from lgq.files import make_directory, replace_file
+from lgq.files import write_file
 from lgq.hub import run_settings
 from lgq.inference.encode import encode
 from lgq.maskgit import MaskGIT, load_generator
@@ -64,37 +64,43 @@ class Context:
     command: Sequence[str]
     stop: StopRequest
 
-    def origin(self, task: Task, id: str) -> dict[str, Any]:
-        """Return where a record comes from."""
-        return {
-            "id": id,
-            "kind": task.kind,
-            "scale": self.planned.scale.name,
-            "command": list(self.command),
-            "seed": task.seed,
-            "environment": describe_environment(task.seed),
-        }
-
     def check_stop(self, *_: int) -> None:
         """Raise `Stopped` if a signal asked to stop; called between batches."""
         if self.stop:
             raise Stopped
 
 
-def tokenizer_record(context: Context, task: TokenizerTask, id: str) -> dict[str, Any]:
-    """Train and evaluate a tokenizer; the record of a run that diverged has `failed`."""
-    sources, out = context.planned.sources, context.planned.results.run(id)
-    data = sources.data if task.images is None else random_subset(sources.data, task.images)
+def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
+    """Do what a row asks for; the record of a training that diverged has `failed`."""
     try:
-        outcome = train(task.run, data, out, val_data=sources.validation)
+        if isinstance(task, TokenizerTask):
+            record = _tokenizer_record(context, task, id)
+        elif isinstance(task, GeneratorTask):
+            record = _generator_record(context, task, id)
+        else:
+            record = _cost_record(task)
     except DivergedError as error:
         _log.warning("%s failed: %s", id, error)
-        failure = {"config": run_settings(out), "metrics": {}, "failed": str(error)}
-        return context.origin(task, id) | failure
-    training, tokenizer = _training_part(outcome, out), load_tokenizer(out).to(context.device)
+        record = {"config": task.settings(), "metrics": {}, "failed": str(error)}
+    tokenizer_id = context.planned.id_of(task.tokenizer) if isinstance(task, GeneratorTask) else None
+    return record | {
+        "id": id,
+        "kind": task.kind,
+        "tokenizer": tokenizer_id,
+        "scale": context.planned.scale.name,
+        "command": list(context.command),
+        "seed": task.seed,
+        "environment": describe_environment(task.seed),
+    }
+
+
+def _tokenizer_record(context: Context, task: TokenizerTask, id: str) -> dict[str, Any]:
+    sources, out = context.planned.sources, context.planned.results.run(id)
+    data = sources.data if task.images is None else random_subset(sources.data, task.images)
+    training = _training_part(train(task.run, data, out, val_data=sources.validation), out)
+    tokenizer = load_tokenizer(out).to(context.device)
     return (
-        context.origin(task, id)
-        | training
+        training
         | {"parameters": tokenizer.parameter_counts(), "fingerprint": tokenizer.fingerprint()}
         | _reconstruction_part(context, tokenizer, task, id)
     )
@@ -128,14 +134,13 @@ def _reconstruction_part(
     if rank() == 0:
         settings = LoaderSettings(image_size=image_size, batch_size=_SHOWN_IMAGES)
         shown = next(ImageLoader(sources.shown, settings).one_pass(_SHOWN_IMAGES)).images
-        pictures = {
-            "reconstructions": strip_png(tokenizer.decode(tokenizer.encode(shown.to(context.device))))
-        }
-        pictures |= draw_extremes(evaluation.scores, tokenizer, data, image_size)
+        decoded = tokenizer.decode(tokenizer.encode(shown.to(context.device)))
+        pictures = {"reconstructions": strip_png(decoded)} | draw_extremes(
+            evaluation.scores, tokenizer, data, image_size
+        )
         results.write_pictures(id, pictures | draw_study(study, method="pca"))
         if not results.originals.exists():
-            make_directory(results.originals.parent)
-            replace_file(results.originals, strip_png(shown))
+            write_file(results.originals, strip_png(shown))
     return (
         {"data": repr(data), "image_size": image_size}
         | evaluation.record()
@@ -149,28 +154,20 @@ def strip_png(images: Float[Tensor, "b 3 s s"]) -> bytes:
     return to_png(torch.cat(list(images.cpu()), dim=2))
 
 
-def generator_record(context: Context, task: GeneratorTask, id: str, tokenizer_id: str) -> dict[str, Any]:
-    """Train and evaluate a generator, once the row of its tokenizer is finished."""
-    results = context.planned.results
+def _generator_record(context: Context, task: GeneratorTask, id: str) -> dict[str, Any]:
+    """Train and evaluate a generator; the row of its tokenizer is finished."""
+    results, tokenizer_id = context.planned.results, context.planned.id_of(task.tokenizer)
     tokenizer_row, out = results.record(tokenizer_id) or {}, results.run(id)
-    origin = context.origin(task, id) | {"tokenizer": tokenizer_id}
-    config = {"tokenizer": tokenizer_row["config"]}
-    failure = {"config": config, "metrics": {}}
     if "failed" in tokenizer_row:
-        return origin | failure | {"failed": f"its tokenizer failed: {tokenizer_row['failed']}"}
+        raise DivergedError(f"its tokenizer failed: {tokenizer_row['failed']}")
     tokenizer = load_tokenizer(results.run(tokenizer_id)).to(context.device)
     tokens = _encode_sources(context, task, tokenizer, tokenizer_id)
-    try:
-        outcome = train_generator(task.run, tokens[0], out, val_tokens=tokens[-1], tokenizer=tokenizer)
-    except DivergedError as error:
-        _log.warning("%s failed: %s", id, error)
-        return origin | failure | {"failed": str(error)}
+    outcome = train_generator(task.run, tokens[0], out, val_tokens=tokens[-1], tokenizer=tokenizer)
     training, generator = _training_part(outcome, out), load_generator(out).to(context.device)
     return (
         _generation_part(context, task, generator, tokens)
-        | origin
         | training
-        | {"config": training["config"] | config}
+        | {"config": training["config"] | {"tokenizer": tokenizer_row["config"]}}
         | {"parameters": {"transformer": sum(p.numel() for p in generator.transformer.parameters())}}
         | {"shown_classes": _show_samples(context, task, generator, id)}
     )
@@ -220,11 +217,10 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
     return [generator.classes[number] for number in classes.tolist()]
 
 
-def cost_record(context: Context, task: CostTask, id: str) -> dict[str, Any]:
-    """Time a quantizer as `lgq bench quantizers` does."""
+def _cost_record(task: CostTask) -> dict[str, Any]:
     ours, *others = measure_cost(task)
     metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
-    return context.origin(task, id) | {"config": task.settings(), "metrics": metrics, "others": others}
+    return {"config": task.settings(), "metrics": metrics, "others": others}
 
 
 def measure_cost(task: CostTask) -> list[dict[str, Any]]:

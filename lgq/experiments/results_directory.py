@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lgq.config import ConfigError, from_json, to_json
-from lgq.files import DamagedFileError, make_directory, replace_file, sealed_json, unsealed_json
+from lgq.files import DamagedFileError, sealed_json, unsealed_json, write_file
 from lgq.results import ResultsError, strict
 
 
@@ -111,40 +111,33 @@ class ResultsDirectory:
     def plan(self, experiment: str) -> Plan | None:
         """Return what earlier calls of an experiment asked for; None where there were none."""
         file = self._plan(experiment)
-        return _read_plan(file) if file.is_file() else None
+        try:
+            return from_json(Plan, _read(file)) if file.is_file() else None
+        except ConfigError as error:
+            raise ResultsError(f"{file} is no plan that this version of lgq can read: {error}") from error
 
     def plans(self) -> dict[str, Plan]:
         """Return the plans of all experiments, by name."""
-        return {file.stem: _read_plan(file) for file in sorted((self.root / "experiments").glob("*.json"))}
+        names = sorted(file.stem for file in (self.root / "experiments").glob("*.json"))
+        return {name: plan for name in names if (plan := self.plan(name))}
 
     def write_record(self, id: str, record: dict[str, Any]) -> None:
         """Write the record in one step, once everything else of the row is on disk."""
-        make_directory(self._row(id).parent)
-        replace_file(self._row(id), sealed_json(strict(record)))
+        write_file(self._row(id), sealed_json(strict(record)))
 
     def write_plan(self, plan: Plan) -> None:
-        make_directory(self._plan(plan.experiment).parent)
-        replace_file(self._plan(plan.experiment), sealed_json(to_json(plan)))
+        write_file(self._plan(plan.experiment), sealed_json(to_json(plan)))
 
     def write_pictures(self, id: str, pictures: dict[str, bytes]) -> None:
         """Write PNG files, given by the stems of their names."""
-        folder = self.pictures(id)
-        make_directory(folder)
         for stem, picture in pictures.items():
-            replace_file(folder / f"{stem}.png", picture)
+            write_file(self.pictures(id) / f"{stem}.png", picture)
 
     def _row(self, id: str) -> Path:
         return self.root / "rows" / f"{id}.json"
 
     def _plan(self, experiment: str) -> Path:
         return self.root / "experiments" / f"{experiment}.json"
-
-
-def _read_plan(file: Path) -> Plan:
-    try:
-        return from_json(Plan, _read(file))
-    except ConfigError as error:
-        raise ResultsError(f"{file} is no plan that this version of lgq can read: {error}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -25,13 +25,12 @@ from lgq.experiments.plan import (
     estimate_rows,
     open_sources,
     plan_rows,
-    run_id,
 )
-from lgq.experiments.records import Context, Stopped, cost_record, generator_record, tokenizer_record
+from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import CostTask, GeneratorTask, Task
+from lgq.experiments.tasks import GeneratorTask, Task
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals
@@ -129,13 +128,12 @@ def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
     """Add what is asked for to what other calls asked for; refuse what does not belong together."""
     for earlier in results.plans().values():
         _require_same_protocol(results, plan, earlier)
-    if rank() == 0:
-        make_directory(results.root)
-        with _exclusive(results):
-            before = results.plan(plan.experiment)
-            merged = plan if before is None else plan.merged(before)
-            if merged != before:
-                results.write_plan(merged)
+    make_directory(results.root)
+    with _locked(results, "shared", _ATTEMPTS):
+        before = results.plan(plan.experiment)
+        merged = plan.merged(before) if before else plan
+        if rank() == 0 and merged != before:
+            results.write_plan(merged)
 
 
 def _require_same_protocol(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
@@ -150,21 +148,6 @@ def _require_same_protocol(results: ResultsDirectory, plan: Plan, earlier: Plan)
                 f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
                 f"{before.get(name)}, now {now.get(name)}; give the same options or choose another directory."
             )
-
-
-@contextmanager
-def _exclusive(results: ResultsDirectory) -> Iterator[None]:
-    """Wait until no other process writes plans, and let none do so within the block."""
-    with ExitStack() as stack:
-        for attempt in range(_ATTEMPTS):
-            try:
-                stack.enter_context(directory_lock(results.lock("shared")))
-                break
-            except LockError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
-        yield
 
 
 def _attempt(context: Context, rows: Sequence[PlannedRow], outcome: ExperimentOutcome) -> list[PlannedRow]:
@@ -187,27 +170,18 @@ def _finish(context: Context, task: Task, id: str) -> bool:
     if _is_finished(results, id):
         _log.info("%s is finished already", id)
         return False
-    with _held(results, id):
+    with _locked(results, id):
         # Another process may have finished it before this one got the lock.
         if _is_finished(results, id):
             return False
-        record = _record(context, task, id)
+        if isinstance(task, GeneratorTask):
+            _finish(context, task.tokenizer, context.planned.id_of(task.tokenizer))
+        record = make_record(context, task, id)
         if rank() == 0:
             results.write_record(id, record)
         # All ranks wait for the record, so that none takes the row for unfinished.
         broadcast_from_first(torch.zeros(1))
     return True
-
-
-def _record(context: Context, task: Task, id: str) -> dict[str, Any]:
-    if isinstance(task, CostTask):
-        return cost_record(context, task, id)
-    if isinstance(task, GeneratorTask):
-        planned = context.planned
-        tokenizer_id = run_id(task.tokenizer, planned.scale, planned.sources.fingerprint)
-        _finish(context, task.tokenizer, tokenizer_id)
-        return generator_record(context, task, id, tokenizer_id)
-    return tokenizer_record(context, task, id)
 
 
 def _is_finished(results: ResultsDirectory, id: str) -> bool:
@@ -216,15 +190,18 @@ def _is_finished(results: ResultsDirectory, id: str) -> bool:
 
 
 @contextmanager
-def _held(results: ResultsDirectory, id: str) -> Iterator[None]:
-    """Hold a row, so that no other call works on it; `LockError` on all ranks where another call does."""
+def _locked(results: ResultsDirectory, name: str, attempts: int = 1) -> Iterator[None]:
+    """Keep all other calls out of the block; `LockError` on all ranks where another one stays in it."""
     with ExitStack() as stack:
         refusal = None
-        if rank() == 0:
+        for attempt in range(attempts if rank() == 0 else 0):
+            time.sleep(_PAUSE_SECONDS if attempt else 0)
             try:
-                stack.enter_context(directory_lock(results.lock(id)))
+                stack.enter_context(directory_lock(results.lock(name)))
+                refusal = None
+                break
             except LockError as error:
                 refusal = error
         if bool(broadcast_from_first(torch.tensor(int(refusal is not None)))):
-            raise refusal or LockError(f"{id} is in use by another process.")
+            raise refusal or LockError(f"{name} is in use by another process.")
         yield

@@ -41,7 +41,7 @@ class Scale:
     """The task from which the search for settings derives: a small part of the steps."""
     searched_rates: tuple[float, ...]
     """Learning rates of the search."""
-    searched_l1: tuple[float, ...]
+    searched_l1: tuple[float, ...] = (1.0,)
     """Weights of l1 in the search."""
     generator: GeneratorRun
     sizes: tuple[int, ...]
@@ -52,7 +52,7 @@ class Scale:
     """The four codebook sizes of the cost table."""
     cost_tokens: int = 8_192
     """Vectors in a batch of the cost table; by default the paper's 32 images of 256 tokens."""
-    measuring: Measuring
+    measuring: Measuring = Measuring()
 
     def row(
         self, quantizer: str = "lgq", codebook_size: int | None = None, *, stages: int = 1, **options: Any
@@ -117,7 +117,6 @@ def _smoke() -> Scale:
         ablation=TokenizerTask(run=tokenizer),
         search=TokenizerTask(run=tokenizer, metric_networks=False),
         searched_rates=(3e-4,),
-        searched_l1=(1.0,),
         generator=named_generator("smoke"),
         sizes=(32, 64),
         matched_sizes=(32, 64),
@@ -161,11 +160,9 @@ def _imagenet256() -> Scale:
         ablation=ablation,
         search=ablation,
         searched_rates=(1e-3, 3e-4, 1e-4),
-        searched_l1=(1.0,),
         generator=named_generator("imagenet256"),
         sizes=(4_096, 8_192, 16_384, 32_768, 65_536),
         matched_sizes=(4_096, 16_384, 65_536),
-        measuring=Measuring(),
     )
 
 

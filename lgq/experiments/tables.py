@@ -41,16 +41,10 @@ def named_experiment(name: str) -> Experiment:
 
 
 def _table(name: str, title: str, *, paper: str = "", seeds: int = 1) -> Callable[[Rows], Rows]:
-    """Register the function that follows as an experiment.
-
-    paper: label of the table in the paper; empty where the paper has none.
-    """
+    """Register the function that follows as an experiment; the arguments are fields of `Experiment`."""
 
     def register(rows: Rows) -> Rows:
-        about = " ".join((rows.__doc__ or "").split())
-        EXPERIMENTS[name] = Experiment(
-            name=name, title=title, paper=paper, about=about, rows=rows, seeds=seeds
-        )
+        EXPERIMENTS[name] = Experiment(name=name, title=title, paper=paper, rows=rows, seeds=seeds)
         return rows
 
     return register
@@ -60,8 +54,8 @@ def _row(quantizer: str, task: Task, codebook_size: int | None = None) -> Row:
     """Return a row that is named after its quantizer, and after its codebook size where a table varies it."""
     label = QUANTIZERS[quantizer].label
     if codebook_size is None:
-        return Row(row=quantizer, label=label, task=task)
-    return Row(row=f"{quantizer}-k{codebook_size}", label=label, group=f"K = {codebook_size:,}", task=task)
+        return Row(quantizer, label, task)
+    return Row(f"{quantizer}-k{codebook_size}", label, task, f"K = {codebook_size:,}")
 
 
 @_table("comparison", "Reconstruction at one codebook size", paper="tab:k16k")
@@ -86,8 +80,8 @@ def _logits(scale: Scale) -> list[Row]:
     code's norm with its use, show whether codes win by size (tab:normbias).
     """
     return [
-        Row(row="l2", label="-|z - e|² (LGQ)", task=scale.row(score="l2")),
-        Row(row="dot", label="<z, e> (IBQ-style)", task=scale.row(score="dot")),
+        Row("l2", "-|z - e|² (LGQ)", scale.row(score="l2")),
+        Row("dot", "<z, e> (IBQ-style)", scale.row(score="dot")),
     ]
 
 
@@ -115,9 +109,9 @@ def _regularizers(scale: Scale) -> list[Row]:
     """
     return [
         Row(
-            row=f"peak-{peak:g}-diversity-{diversity:g}",
-            label=f"peak {peak:g}, diversity {diversity:g}",
-            task=scale.ablated(peak_weight=peak, diversity_weight=diversity),
+            f"peak-{peak:g}-diversity-{diversity:g}",
+            f"peak {peak:g}, diversity {diversity:g}",
+            scale.ablated(peak_weight=peak, diversity_weight=diversity),
         )
         for peak, diversity in _WEIGHTS
     ]
@@ -130,9 +124,9 @@ def _temperature(scale: Scale) -> list[Row]:
     """
     return [
         Row(
-            row=f"tau-{start:g}-{end:g}-{shape}",
-            label=f"{start:g} to {end:g}, {shape}",
-            task=scale.ablated(tau_start=start, tau_end=end, tau_shape=shape),
+            f"tau-{start:g}-{end:g}-{shape}",
+            f"{start:g} to {end:g}, {shape}",
+            scale.ablated(tau_start=start, tau_end=end, tau_shape=shape),
         )
         for start, end, shape in _TEMPERATURES
     ]
@@ -177,10 +171,10 @@ def _search(scale: Scale) -> list[Row]:
     """
     return [
         Row(
-            row=f"{name}-l1-{l1:g}-rate-{rate:g}",
-            label=QUANTIZERS[name].label,
-            group=f"{l1:g} l1, rate {rate:g}",
-            task=scale.searched(name, l1=l1, rate=rate),
+            f"{name}-l1-{l1:g}-rate-{rate:g}",
+            QUANTIZERS[name].label,
+            scale.searched(name, l1=l1, rate=rate),
+            f"{l1:g} l1, rate {rate:g}",
         )
         for name, l1, rate in product(QUANTIZERS, scale.searched_l1, scale.searched_rates)
     ]
@@ -195,17 +189,15 @@ def _variants(scale: Scale) -> list[Row]:
     """
     size, largest = scale.tokenizer.codebook_size, scale.sizes[-1]
     root = math.isqrt(size)
-    rows = (
-        ("default", "LGQ", size, scale.row()),
-        ("hot-start", "hot start, tau 2 to 0.1", size, scale.row(tau_start=2.0, tau_end=0.1)),
-        ("shared-usage", "usage over ranks", size, scale.row(sync_usage=True)),
-        ("data-init", "codes begin as latents", size, scale.row(init="data")),
-        ("residual", f"residual, 2 stages of {size:,}", size, scale.row(stages=2)),
-        ("residual-same-bits", f"residual, 2 stages of {root:,}", size, scale.row("lgq", root, stages=2)),
-        ("codes-scaled", "LGQ", largest, scale.row("lgq", largest)),
-        ("tokens-scaled", "diversity scaled by tokens", largest,
-         scale.row("lgq", largest, diversity_scale="tokens")),
-    )  # fmt: skip
+    small, large = f"K = {size:,}", f"K = {largest:,}"
     return [
-        Row(row=name, label=label, group=f"K = {codes:,}", task=task) for name, label, codes, task in rows
-    ]
+        Row("default", "LGQ", scale.row(), small),
+        Row("hot-start", "hot start, tau 2 to 0.1", scale.row(tau_start=2.0, tau_end=0.1), small),
+        Row("shared-usage", "usage over ranks", scale.row(sync_usage=True), small),
+        Row("data-init", "codes begin as latents", scale.row(init="data"), small),
+        Row("residual", f"residual, 2 stages of {size:,}", scale.row(stages=2), small),
+        Row("residual-same-bits", f"residual, 2 stages of {root:,}", scale.row("lgq", root, stages=2), small),
+        Row("codes-scaled", "LGQ", scale.row("lgq", largest), large),
+        Row("tokens-scaled", "diversity scaled by tokens",
+            scale.row("lgq", largest, diversity_scale="tokens"), large),
+    ]  # fmt: skip

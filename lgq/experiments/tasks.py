@@ -18,15 +18,8 @@ _UNRECORDED_OF_LOOP = {"log_every", "checkpoint_every", "keep", "minutes", "wand
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerTask:
-    """Train a tokenizer and evaluate its best weights."""
-
-    kind: ClassVar[str] = "tokenizer"
-    run: TokenizerRun
-    images: int | None = None
-    """Number of training images, a random subset that is the same for all rows; None takes all images."""
-    metric_networks: bool = True
-    """Whether rFID and LPIPS are measured; without them, only metrics of pixels and codes."""
+class _TrainingTask:
+    run: TokenizerRun | GeneratorRun
 
     @property
     def seed(self) -> int:
@@ -35,6 +28,22 @@ class TokenizerTask:
     @property
     def steps(self) -> int:
         return self.run.loop.steps
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that the record depends on."""
+        return _recorded_settings(self.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerTask(_TrainingTask):
+    """Train a tokenizer and evaluate its best weights."""
+
+    kind: ClassVar[str] = "tokenizer"
+    run: TokenizerRun
+    images: int | None = None
+    """Number of training images, a random subset that is the same for all rows; None takes all images."""
+    metric_networks: bool = True
+    """Whether rFID and LPIPS are measured; without them, only metrics of pixels and codes."""
 
     def seeded(self, seed: int) -> "TokenizerTask":
         return replace(self, run=replace(self.run, seed=seed))
@@ -48,10 +57,10 @@ class TokenizerTask:
         return f"{run.quantizer}-k{run.codebook_size}{stages}{changes}-s{run.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """Return all that the record depends on; an option given at its default makes no other run."""
+        # Options of the constructed quantizer: one that is given at its default makes no other run.
         options = self.planned_tokenizer().settings["quantizer_options"]
-        recorded = _recorded_settings(self.run) | {"quantizer_options": options}
-        return recorded | {"images": self.images, "metric_networks": self.metric_networks}
+        extent = {"images": self.images, "metric_networks": self.metric_networks}
+        return super().settings() | {"quantizer_options": options} | extent
 
     def parameters(self) -> int:
         """Return the number of learned parameters."""
@@ -67,20 +76,12 @@ class TokenizerTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorTask:
+class GeneratorTask(_TrainingTask):
     """Train a generator on the tokens of a tokenizer, whose row comes first, and evaluate it."""
 
     kind: ClassVar[str] = "generator"
     run: GeneratorRun
     tokenizer: TokenizerTask
-
-    @property
-    def seed(self) -> int:
-        return self.run.seed
-
-    @property
-    def steps(self) -> int:
-        return self.run.loop.steps
 
     def seeded(self, seed: int) -> "GeneratorTask":
         return GeneratorTask(run=replace(self.run, seed=seed), tokenizer=self.tokenizer.seeded(seed))
@@ -89,7 +90,7 @@ class GeneratorTask:
         return f"maskgit-{self.tokenizer.name()}"
 
     def settings(self) -> dict[str, Any]:
-        return _recorded_settings(self.run) | {"tokenizer": self.tokenizer.settings()}
+        return super().settings() | {"tokenizer": self.tokenizer.settings()}
 
     def parameters(self) -> int:
         """Return the number of learned parameters with one class; each further class adds a vector."""

@@ -31,7 +31,7 @@ MOMENTS = {
 
 def table_of(*tasks) -> Experiment:
     rows = [Row(row=f"row-{i}", label=f"row {i}", task=task) for i, task in enumerate(tasks)]
-    return Experiment(name="mixed", title="", about="", rows=lambda scale: rows)
+    return Experiment(name="mixed", title="", rows=lambda scale: rows)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
