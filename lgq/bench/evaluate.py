@@ -113,14 +113,14 @@ def networks_alone(
 
 
 def _frechet_row(name: str, settings: EvaluateBenchmark, device: torch.device) -> EvaluateRow:
-    images, gaussians = int(settings.features * _IMAGES_PER_FEATURE[name]) + 1, []
-    generator = torch.Generator().manual_seed(0)
+    size, gaussians = settings.features, []
+    images, generator = int(size * _IMAGES_PER_FEATURE[name]) + 1, torch.Generator().manual_seed(0)
     for _ in range(2):
         # Like the features of Inception: correlated, of decaying size, clipped at zero.
-        mixing = torch.randn(settings.features, settings.features, generator=generator, dtype=torch.float64)
-        z = torch.randn(images, settings.features, generator=generator, dtype=torch.float64)
-        statistics = FeatureStatistics.empty(settings.features)
-        statistics.update((z / torch.arange(1, settings.features + 1) ** 0.7 @ mixing + 0.3).relu())
+        mixing = torch.randn(size, size, generator=generator, dtype=torch.float64)
+        z = torch.randn(images, size, generator=generator, dtype=torch.float64)
+        statistics = FeatureStatistics.empty(size)
+        statistics.update((z / torch.arange(1, size + 1) ** 0.7 @ mixing + 0.3).relu())
         gaussians.append(statistics.gaussian())
     a, b = gaussians
     ours, scipy = (lambda: a.distance(b)), (lambda: distance_by_sqrtm(a, b))
@@ -140,11 +140,9 @@ def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:
 def _in_turns(
     name: str, ours: Call, reference: str, theirs: Call, rounds: int, device: torch.device
 ) -> EvaluateRow:
-    times = [(milliseconds(ours, device), milliseconds(theirs, device)) for _ in range(rounds)]
+    times = [(milliseconds(ours, device) / 1e3, milliseconds(theirs, device) / 1e3) for _ in range(rounds)]
+    seconds, reference_seconds = map(median, zip(*times, strict=True))
+    ratio = median(own / their for own, their in times)
     return EvaluateRow(
-        name=name,
-        reference=reference,
-        seconds=median(ours_ms for ours_ms, _ in times) / 1e3,
-        reference_seconds=median(theirs_ms for _, theirs_ms in times) / 1e3,
-        ratio=median(ours_ms / theirs_ms for ours_ms, theirs_ms in times),
+        name=name, reference=reference, seconds=seconds, reference_seconds=reference_seconds, ratio=ratio
     )

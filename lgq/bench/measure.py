@@ -8,20 +8,16 @@ from pathlib import Path
 
 import torch
 
+from lgq.checks import require_one_of
 from lgq.errors import LGQError
 
 Call = Callable[[], object]
 
 
-class BenchmarkError(LGQError):
-    """A measurement cannot be taken; the message says why."""
-
-
 def measured_device(name: str) -> torch.device:
-    if name not in ("cpu", "cuda"):
-        raise BenchmarkError(f"device must be cpu or cuda, got {name}.")
+    require_one_of(("cpu", "cuda"), device=name)
     if name == "cuda" and not torch.cuda.is_available():
-        raise BenchmarkError("there is no CUDA device here: use --device cpu.")
+        raise LGQError("there is no CUDA device here: use --device cpu.")
     return torch.device(name)
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from lgq.bench.measure import (
-    BenchmarkError,
     Call,
     available_bytes,
     interleaved_ms,
@@ -26,7 +25,7 @@ from lgq.bench.measure import (
     milliseconds,
     peak_extra_bytes,
 )
-from lgq.checks import require_at_least
+from lgq.checks import require_at_least, require_known
 from lgq.errors import LGQError
 from lgq.quantizers import QUANTIZERS, Quantizer
 from lgq.quantizers.fsq import levels_for
@@ -77,8 +76,7 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
     """Rows to be measured, by quantizer, size and implementation."""
     rows = []
     for name in settings.quantizers:
-        if name not in QUANTIZERS:
-            raise BenchmarkError(f"unknown quantizer {name!r}: choose from {', '.join(QUANTIZERS)}.")
+        require_known("quantizer", name, QUANTIZERS)
         implementations = ["ours"] if QUANTIZERS[name].dense_matrices is None else ["ours", "dense"]
         if name in _OF_THE_PEER and importlib.util.find_spec("vector_quantize_pytorch"):
             implementations.append(PEER)
@@ -110,7 +108,7 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
     done = subprocess.run(command, input=pickle.dumps((sys.path, task)), capture_output=True, check=False)
     if done.returncode < 0:
         name = f"{row.quantizer} ({row.implementation}) with {row.codebook_size} codes"
-        raise BenchmarkError(f"the process that measured {name} was killed: try fewer codes or tokens.")
+        raise LGQError(f"the process that measured {name} was killed: try fewer codes or tokens.")
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace"))
     result: QuantizerRow | LGQError = pickle.loads(done.stdout)

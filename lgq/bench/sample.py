@@ -12,7 +12,6 @@ The weights are random: the time hardly depends on them.   b = images.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -80,16 +79,7 @@ def run(settings: SampleBenchmark) -> Iterator[SampleRow]:
     for name, sampling in plan(settings).items():
         measure(maskgit, classes, replace(sampling, steps=1))  # creates the buffers of libraries
         batches = [measure(maskgit, classes, sampling) for _ in range(settings.rounds)]
-        rates = [len(classes) / (t.forward + t.sampling + t.decoding) * 1e3 for t in batches]
-        yield SampleRow(
-            sampling=name,
-            images_per_second=median(rates),
-            forward_ms=median(t.forward for t in batches),
-            sampling_ms=median(t.sampling for t in batches),
-            decoding_ms=median(t.decoding for t in batches),
-            over_full_forwards=median((t.forward + t.sampling) / t.full for t in batches),
-            overhead=median(t.sampling / (t.forward + t.decoding) for t in batches),
-        )
+        yield SampleRow(sampling=name, **{part: median(b[part] for b in batches) for part in batches[0]})
 
 
 def random_generator(name: str) -> MaskGIT:
@@ -101,19 +91,11 @@ def random_generator(name: str) -> MaskGIT:
     return MaskGIT(tokenizer, image_size=run.image_size, classes=classes, transformer=transformer).eval()
 
 
-class Times(NamedTuple):
-    """Milliseconds of a batch."""
+def measure(maskgit: MaskGIT, classes: Int64[Tensor, " b"], sampling: Sampling) -> dict[str, float]:
+    """Sample one batch, and return the numbers of a `SampleRow`.
 
-    forward: float
-    """Forward passes of the transformer."""
-    full: float
-    """As many forward passes that predict every position, each timed right after one of the others."""
-    sampling: float
-    decoding: float
-
-
-def measure(maskgit: MaskGIT, classes: Int64[Tensor, " b"], sampling: Sampling) -> Times:
-    """Sample one batch, and time its parts."""
+    Right after each forward pass, one that predicts every position is timed beside it.
+    """
     transformer, device = maskgit.transformer, classes.device
     forward = full = started = 0.0
     batches: list[Tensor] = []
@@ -133,4 +115,12 @@ def measure(maskgit: MaskGIT, classes: Int64[Tensor, " b"], sampling: Sampling) 
     decoding = milliseconds(lambda: maskgit.tokenizer.decode(batches[0]), device)
     for hook in hooks:
         hook.remove()
-    return Times(forward, full, total - forward - full, decoding)
+    choosing = total - forward - full
+    return {
+        "images_per_second": len(classes) / (forward + choosing + decoding) * 1e3,
+        "forward_ms": forward,
+        "sampling_ms": choosing,
+        "decoding_ms": decoding,
+        "over_full_forwards": (forward + choosing) / full,
+        "overhead": choosing / (forward + decoding),
+    }

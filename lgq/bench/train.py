@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.bench.measure import BenchmarkError, interleaved_ms, milliseconds, now
+from lgq.bench.measure import interleaved_ms, milliseconds, now
 from lgq.checks import require_at_least
 from lgq.data import open_dataset
+from lgq.errors import LGQError
 from lgq.models.autoencoder import Decoder, Encoder
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer
@@ -73,8 +74,8 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     require_at_least(1, steps=settings.steps, rounds=settings.rounds)
     run, data = named_run(settings.name), open_dataset(settings.data)
     if run.loss.gan or run.loss.lpips:
-        message = f"{settings.name} has LPIPS or a GAN, which the plain model lacks: take a pocket run."
-        raise BenchmarkError(message)
+        rule = "LPIPS or a GAN, which the plain model lacks"
+        raise LGQError(f"{settings.name} has {rule}: take a pocket run.")
     changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
     run = replace(run, **{name: value for name, value in changes.items() if value is not None})
     with tempfile.TemporaryDirectory() as out:
@@ -91,12 +92,14 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
                 rates[name].append(images / turn * 1e3)
         for name in plan(settings):
             trainer = trainers.get(name)
+            if trainer:
+                _train(trainer.train_step, _WARM_UP)
             yield TrainRow(
                 variant=name,
                 images_per_second=median(rates[name]),
                 over_plain=_ratio(rates[name], rates["plain"]),
                 over_cached=_ratio(rates[name], rates["cached"]),
-                shares=None if trainer is None else _shares(trainer, settings.steps),
+                shares=shares_of_parts(trainer, settings.steps) if trainer else None,
             )
 
 
@@ -145,14 +148,8 @@ def _ratio(rates: list[float], references: list[float]) -> float:
     return median(rate / reference for rate, reference in zip(rates, references, strict=True))
 
 
-def _shares(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
-    _train(trainer.train_step, _WARM_UP)
-    seconds = seconds_by_part(trainer, steps)
-    return {part: seconds[part] / sum(seconds.values()) for part in PARTS}
-
-
-def seconds_by_part(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
-    """Seconds of each part, forward and backward, summed over `steps` training steps."""
+def shares_of_parts(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
+    """Share of each part, forward and backward, in the time of `steps` training steps."""
     tokenizer, seconds, last = trainer.tokenizer, dict.fromkeys(PARTS, 0.0), 0.0
 
     def mark(part: str) -> None:
@@ -186,7 +183,7 @@ def seconds_by_part(trainer: TokenizerTrainer, steps: int) -> dict[str, float]:
         mark("optimizer")
     for handle in handles:
         handle.remove()
-    return seconds
+    return {part: seconds[part] / sum(seconds.values()) for part in PARTS}
 
 
 def networks_ms(run: TokenizerRun, tokens: int, device: torch.device, *, repeats: int) -> float:

@@ -102,10 +102,8 @@ class PlannedExperiment:
 
     plan: Plan
     """All rows of the table."""
-    rows: list[PlannedRow]
-    """Rows of this call: those that the user chose, or a share of them."""
-    tasks: dict[str, Task]
-    """What each row asks for, by the id of its run."""
+    rows: dict[PlannedRow, Task]
+    """Rows of this call, those that the user chose or a share of them, and what each asks for."""
     scale: Scale
     sources: Sources
     results: ResultsDirectory
@@ -149,15 +147,13 @@ def plan_rows(
     """Plan the rows of an experiment; the arguments are those of `lgq.experiment`."""
     count = experiment.seeds if seeds is None else seeds
     require_at_least(1, seeds=count)
-    tasks: dict[str, Task] = {}
-    rows: dict[PlannedRow, None] = {}  # ordered, and each row once: costs have no seed
+    rows: dict[PlannedRow, Task] = {}  # each row once: costs have no seed
     for seed in range(count):
         for row in experiment.rows(scale):
             task = row.task.seeded(seed)
             id = run_id(task, scale, sources.fingerprint)
             named = {"row": row.row, "label": row.label, "group": row.group}
-            rows[PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)] = None
-            tasks[id] = task
+            rows[PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)] = task
     plan = Plan(
         experiment=experiment.name,
         title=experiment.title,
@@ -179,8 +175,7 @@ def plan_rows(
     )
     return PlannedExperiment(
         plan=plan,
-        rows=_share(_named(plan.rows, only), shard or "0/1"),
-        tasks=tasks,
+        rows={row: rows[row] for row in _chosen(plan.rows, only, shard or "0/1")},
         scale=scale,
         sources=sources,
         results=ResultsDirectory(out),
@@ -199,22 +194,20 @@ def run_id(task: Task, scale: Scale, images: str) -> str:
     return f"{task.name()[:_LONGEST_NAME]}-{digest[:8]}"
 
 
-def _named(rows: Sequence[PlannedRow], only: Sequence[str]) -> list[PlannedRow]:
-    """Return the rows with one of these names, labels or groups; all rows where none is given."""
+def _chosen(rows: Sequence[PlannedRow], only: Sequence[str], shard: str) -> list[PlannedRow]:
+    """Return the i-th of n shares of the rows with one of these names, labels or groups.
+
+    shard: i/n. A run that several rows ask for is in one share only.
+    """
     wanted = {word.casefold().strip() for word in only}
     names = {row: {name.casefold() for name in (row.row, row.label, row.group) if name} for row in rows}
-    known = sorted(set().union(*names.values()))
     for word in wanted:
-        require_known("row", word, known)
-    return [row for row in rows if not wanted or wanted & names[row]]
-
-
-def _share(rows: Sequence[PlannedRow], shard: str) -> list[PlannedRow]:
-    """Return the i-th of n shares, given as i/n; a run that several rows ask for is in one share only."""
+        require_known("row", word, sorted(set().union(*names.values())))
     number, slash, count = shard.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise LGQError(f"shard must have the form i/n with i from 0 to n - 1, such as 0/4, got {shard!r}.")
-    return list({row.id: row for row in rows}.values())[int(number) :: int(count)]
+    runs = {row.id: row for row in rows if not wanted or wanted & names[row]}
+    return list(runs.values())[int(number) :: int(count)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +230,8 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
     """
     ms_per_step: dict[str, float | None] = {}
     estimates = []
-    for row in planned.rows:
-        task, finished, ms = planned.tasks[row.id], planned.results.is_finished(row.id), None
+    for row, task in planned.rows.items():
+        finished, ms = planned.results.is_finished(row.id), None
         if not finished and not isinstance(task, CostTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
             kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"

@@ -78,7 +78,9 @@ def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
         elif isinstance(task, GeneratorTask):
             record = _generator_record(context, task, id)
         else:
-            record = _cost_record(task)
+            ours, *others = measure_cost(task)
+            metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
+            record = {"config": task.settings(), "metrics": metrics, "others": others}
     except DivergedError as error:
         _log.warning("%s failed: %s", id, error)
         record = {"config": task.settings(), "metrics": {}, "failed": str(error)}
@@ -215,12 +217,6 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
         images = generator.generate(classes, task.run.sampling, seed=_SAMPLES_SEED)
         context.planned.results.write_pictures(id, {"samples": to_png(image_grid(images.cpu()))})
     return [generator.classes[number] for number in classes.tolist()]
-
-
-def _cost_record(task: CostTask) -> dict[str, Any]:
-    ours, *others = measure_cost(task)
-    metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
-    return {"config": task.settings(), "metrics": metrics, "others": others}
 
 
 def measure_cost(task: CostTask) -> list[dict[str, Any]]:

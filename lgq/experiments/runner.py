@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -114,7 +113,7 @@ def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> Expe
     with stop_on_signals() as stop:
         context = Context(planned, device, command, stop)
         try:
-            busy = _attempt(context, planned.rows, outcome)
+            busy = _attempt(context, list(planned.rows), outcome)
             # The processes that held them may have finished or died by now.
             outcome.busy = [row.id for row in _attempt(context, busy, outcome)] if busy else []
         except Stopped:
@@ -127,27 +126,24 @@ def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> Expe
 def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
     """Add what is asked for to what other calls asked for; refuse what does not belong together."""
     for earlier in results.plans().values():
-        _require_same_protocol(results, plan, earlier)
+        before, now = (
+            {"scale": asked.scale, "images": asked.images, "shown": asked.shown}
+            | (asked.protocol if earlier.experiment == plan.experiment else {})
+            for asked in (earlier, plan)
+        )
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                raise ResultsError(
+                    f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
+                    f"{before.get(name)}, now {now.get(name)}; give the same options or choose another "
+                    "directory."
+                )
     make_directory(results.root)
     with _locked(results, "shared", _ATTEMPTS):
-        before = results.plan(plan.experiment)
-        merged = plan.merged(before) if before else plan
-        if rank() == 0 and merged != before:
+        known = results.plan(plan.experiment)
+        merged = plan.merged(known) if known else plan
+        if rank() == 0 and merged != known:
             results.write_plan(merged)
-
-
-def _require_same_protocol(results: ResultsDirectory, plan: Plan, earlier: Plan) -> None:
-    def shared(of: Plan) -> dict[str, Any]:
-        common = {"scale": of.scale, "images": of.images, "shown": of.shown}
-        return common | (of.protocol if earlier.experiment == plan.experiment else {})
-
-    before, now = shared(earlier), shared(plan)
-    for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            raise ResultsError(
-                f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
-                f"{before.get(name)}, now {now.get(name)}; give the same options or choose another directory."
-            )
 
 
 def _attempt(context: Context, rows: Sequence[PlannedRow], outcome: ExperimentOutcome) -> list[PlannedRow]:
@@ -156,7 +152,7 @@ def _attempt(context: Context, rows: Sequence[PlannedRow], outcome: ExperimentOu
     for number, row in enumerate(rows, 1):
         _log.info("row %d of %d: %s (%s)", number, len(rows), row, row.id)
         try:
-            outcome.new_rows += _finish(context, context.planned.tasks[row.id], row.id)
+            outcome.new_rows += _finish(context, context.planned.rows[row], row.id)
         except LockError as error:
             _log.info("left to another process: %s", error)
             busy.append(row)

@@ -58,18 +58,19 @@ class Scale:
         self, quantizer: str = "lgq", codebook_size: int | None = None, *, stages: int = 1, **options: Any
     ) -> TokenizerTask:
         """Return the task of this quantizer, with everything else as in every row."""
-        run = self._with_quantizer(self.tokenizer, quantizer, options)
-        size = codebook_size or run.codebook_size
-        return TokenizerTask(run=replace(run, codebook_size=size, stages=stages))
+        size = codebook_size or self.tokenizer.codebook_size
+        base = TokenizerTask(run=replace(self.tokenizer, codebook_size=size, stages=stages))
+        return self._with_quantizer(base, quantizer, options)
 
     def ablated(self, **options: Any) -> TokenizerTask:
         """Return an ablation with these options of LGQ."""
-        return replace(self.ablation, run=self._with_quantizer(self.ablation.run, "lgq", options))
+        return self._with_quantizer(self.ablation, "lgq", options)
 
     def searched(self, quantizer: str, *, rate: float, l1: float) -> TokenizerTask:
         """Return the task of this quantizer with these settings, for the steps of the search."""
-        run = self._with_quantizer(self.search.run, quantizer, {})
-        return replace(self.search, run=replace(run, learning_rate=rate, loss=replace(run.loss, l1=l1)))
+        run = self.search.run
+        run = replace(run, learning_rate=rate, loss=replace(run.loss, l1=l1))
+        return self._with_quantizer(replace(self.search, run=run), quantizer, {})
 
     def generated(self, quantizer: str) -> GeneratorTask:
         """Return the task of a generator on the tokens of this quantizer's row."""
@@ -79,9 +80,9 @@ class Scale:
         """Return the task that times this quantizer."""
         return CostTask(quantizer, codebook_size, self.cost_tokens, self.tokenizer)
 
-    def _with_quantizer(self, run: TokenizerRun, quantizer: str, options: dict[str, Any]) -> TokenizerRun:
+    def _with_quantizer(self, base: TokenizerTask, quantizer: str, options: dict[str, Any]) -> TokenizerTask:
         chosen = scale_options(self.name, quantizer) | options
-        return replace(run, quantizer=quantizer, quantizer_options=chosen)
+        return replace(base, run=replace(base.run, quantizer=quantizer, quantizer_options=chosen))
 
     def adjusted(
         self,

@@ -75,23 +75,9 @@ def test_every_implementation_of_every_quantizer_is_planned_and_runs():
         step()
 
 
-class Toy(LGQ):
-    """A quantizer that only this file knows."""
-
-
 class Broken(LGQ):
     def quantize_vectors(self, z):
         return z @ z
-
-
-def test_a_registered_quantizer_is_measured_in_its_own_process(monkeypatch):
-    monkeypatch.setitem(QUANTIZERS, "toy", Toy)
-    settings = QuantizerBenchmark(tokens=64, dim=8, sizes=(16,), quantizers=("toy",), repeats=1)
-    assert "toy" in QuantizerBenchmark().quantizers
-    rows = list(quantizers.run(settings))
-    assert [row.implementation for row in rows] == ["ours", "dense"]
-    assert all(row.over_floor == row.ms / row.floor_ms > 0 and row.extra_bytes >= 0 for row in rows)
-    assert quantizer_table(rows).row_count == 2
 
 
 def test_a_bug_in_a_quantizer_keeps_its_traceback(monkeypatch):
@@ -101,10 +87,12 @@ def test_a_bug_in_a_quantizer_keeps_its_traceback(monkeypatch):
 
 
 def test_a_row_that_cannot_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr(quantizers, "_measure_in_new_process", lambda row, settings: replace(row, ms=1.0))
+    monkeypatch.setattr(
+        quantizers, "_measure_in_new_process", lambda row, _: replace(row, ms=1.0, floor_ms=4.0)
+    )
     settings = QuantizerBenchmark(tokens=10**9, sizes=(10**6,), quantizers=("lgq",))
     rows = list(quantizers.run(settings))
-    assert [(row.implementation, row.ms) for row in rows] == [("ours", 1.0), ("dense", None)]
+    assert [(row.implementation, row.over_floor) for row in rows] == [("ours", 0.25), ("dense", None)]
     assert quantizer_table(rows).row_count == 2
 
 
@@ -151,7 +139,7 @@ def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
         ("quantizers --quantizers nope", "unknown quantizer 'nope'"),
         ("quantizers --tokens 0", "tokens must be at least 1, got 0"),
         ("quantizers --sizes 0", "sizes must be at least 1, got 0"),
-        ("quantizers --device tpu", "device must be cpu or cuda, got tpu"),
+        ("quantizers --device tpu", "device must be 'cpu' or 'cuda', got 'tpu'"),
         ("quantizers --device cuda", "there is no CUDA device here"),
         ("quantizers --quantizers fsq --sizes 1000 --tokens 4", "powers of two"),
         ("encode --repeats 0", "repeats must be at least 1, got 0"),
@@ -160,7 +148,6 @@ def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
         ("train --name imagenet256-lgq", "which the plain model lacks"),
         ("evaluate --images 0", "images must be at least 1, got 0"),
         ("evaluate --features 1", "features must be at least 2, got 1"),
-        ("evaluate --device abacus", "device must be cpu or cuda, got abacus"),
         ("sample --steps 0", "steps must be at least 1, got 0"),
         ("sample --rounds 0", "rounds must be at least 1, got 0"),
         ("sample --name poket", "did you mean 'pocket'"),

@@ -1,7 +1,5 @@
 """The benchmark of sampling measures what it claims to."""
 
-import json
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ from lgq import MaskGIT, Tokenizer
 from lgq.bench import sample
 from lgq.bench.sample import SampleBenchmark, random_generator
 from lgq.bench.tables import sample_table
-from lgq.cli import main
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling, reveal_counts
 from lgq.models.transformer import TransformerSettings
@@ -39,9 +36,6 @@ def test_every_row_of_the_plan_is_measured(tiny):
     assert [row.sampling for row in rows] == list(sample.plan(SMALL))
     for row in rows:
         assert all(value > 0 for value in vars(row).values() if not isinstance(value, str))
-        whole = row.forward_ms + row.sampling_ms + row.decoding_ms
-        assert row.images_per_second == pytest.approx(2 / whole * 1e3)
-        assert row.overhead == pytest.approx(row.sampling_ms / (row.forward_ms + row.decoding_ms))
     assert sample_table(rows).row_count == len(rows)
 
 
@@ -70,20 +64,17 @@ def test_every_time_counts_once(monkeypatch):
 
     monkeypatch.setattr(sample, "now", lambda device: next(clock))
     monkeypatch.setattr(sample, "milliseconds", next_time)
-    measured = sample.measure(build(), CLASSES, Sampling(steps=2))
-    assert measured == (3000.0, 30.0, 3400.0 - 3030.0, 5000.0)
+    assert sample.measure(build(), CLASSES, Sampling(steps=2)) == {
+        "images_per_second": 3 / 8.37,
+        "forward_ms": 3000.0,
+        "sampling_ms": 3400.0 - 3030.0,
+        "decoding_ms": 5000.0,
+        "over_full_forwards": 3370 / 30,
+        "overhead": 370 / 8000,
+    }
 
 
 def test_a_named_generator_has_the_tokenizer_of_its_scale():
     maskgit = random_generator("pocket")
     assert (maskgit.token_shape, maskgit.image_size, maskgit.tokenizer.codebook_size) == ((8, 8), 64, 1024)
     assert not maskgit.training
-
-
-def test_the_command_prints_a_table_and_json(tiny, capsys):
-    main(["bench", "sample", "--batch-size", "2", "--steps", "2", "--rounds", "1", "--json"])
-    printed = capsys.readouterr()
-    record = json.loads(printed.out)
-    assert record["settings"]["steps"] == 2
-    assert record["rows"][1]["sampling"] == "guided"
-    assert "Sampling a batch of images" in printed.err

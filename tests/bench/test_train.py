@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lgq.bench import train
-from lgq.bench.train import PARTS, OnOneBatch, TrainBenchmark, plain_step, seconds_by_part
+from lgq.bench.train import PARTS, OnOneBatch, TrainBenchmark, plain_step, shares_of_parts
 from lgq.cli import main
 from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
@@ -19,8 +19,6 @@ RUN = replace(
     backbone=Backbone(widths=(8, 16), blocks=1, groups=4, latent_channels=8),
     codebook_size=16,
     batch_size=2,
-    workers=0,
-    precision="float32",
 )
 
 
@@ -32,19 +30,16 @@ def trainers(tmp_path):
 
 def test_measured_steps_learn_the_same_and_every_part_takes_time(trainers):
     measured, unmeasured = trainers
-    seconds = seconds_by_part(measured, steps=2)
-    assert tuple(seconds) == PARTS
-    assert all(time > 0 for time in seconds.values())
+    shares = shares_of_parts(measured, steps=2)
+    assert tuple(shares) == PARTS
+    assert all(share > 0 for share in shares.values())
+    assert sum(shares.values()) == pytest.approx(1)
+    first = unmeasured._next_images()
     for step in range(2):
         unmeasured.train_step(step)
+    assert unmeasured._next_images() is first
     pairs = zip(measured.tokenizer.parameters(), unmeasured.tokenizer.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_every_step_trains_on_the_same_batch(trainers):
-    first = trainers[0]._next_images()
-    trainers[0].train_step(0)
-    assert trainers[0]._next_images() is first
 
 
 @pytest.mark.parametrize("quantizer", ["lgq", "fsq"])
@@ -61,5 +56,5 @@ def test_the_command_measures_every_variant(capsys):
     assert tuple(row["variant"] for row in rows) == train.plan(TrainBenchmark())
     assert rows[0]["over_plain"] == rows[1]["over_cached"] == 1
     assert rows[0]["shares"] is None
-    assert sum(rows[2]["shares"].values()) == pytest.approx(1)
+    assert rows[2]["shares"].keys() == set(PARTS)
     assert "Training step" in printed.err

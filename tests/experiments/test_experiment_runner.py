@@ -103,7 +103,7 @@ def test_more_seeds_are_more_rows_of_the_same_table(images, out):
 
 def test_a_row_that_another_process_holds_is_left_to_it(images, out, caplog):
     caplog.set_level("INFO", logger="lgq")
-    first = plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows[0]
+    first = next(iter(plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows))
     with directory_lock(ResultsDirectory(out).lock(first.id)):
         outcome = run_tiny("logits", images, out)
     assert (outcome.busy, outcome.new_rows, outcome.exit_code) == ([first.id], 1, INTERRUPTED)
@@ -112,7 +112,7 @@ def test_a_row_that_another_process_holds_is_left_to_it(images, out, caplog):
 
 
 def test_a_row_that_another_process_releases_is_taken_at_the_end(images, out):
-    first = plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows[0]
+    first = next(iter(plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows))
     lock = directory_lock(ResultsDirectory(out).lock(first.id))
     lock.__enter__()
 
