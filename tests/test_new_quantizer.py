@@ -102,7 +102,9 @@ def test_it_is_a_row_of_tables_a_line_of_the_report_and_measured(photos, tmp_pat
     records = ResultsDirectory(tmp_path / "results").records()
     by_kind = {record["kind"]: record for record in records.values()}
     assert by_kind["tokenizer"]["metrics"]["psnr"] > 0
-    assert {"ms", "floor_ms", "extra_bytes"} <= by_kind["cost"]["metrics"].keys()
-    assert [row["implementation"] for row in by_kind["cost"]["others"]] == ["dense"]
+    cost, dense = by_kind["cost"]["metrics"], by_kind["cost"]["others"]
+    assert (cost["codebook_size"], cost["tokens"], cost["floor_ms"] > 0) == (16, 64, True)
+    assert cost["share_of_step"] == cost["ms"] / cost["networks_ms"] > 0
+    assert [row["implementation"] for row in dense] == ["dense"]
     report(tmp_path / "results", tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("Toy") >= 2

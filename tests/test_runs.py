@@ -47,17 +47,6 @@ def test_runs_of_a_scale_differ_in_the_quantizer_alone(name):
     assert replace(named_run(name), quantizer="lgq", quantizer_options=base.quantizer_options) == base
 
 
-def test_a_scale_takes_the_options_that_the_class_of_a_quantizer_sets_for_it(monkeypatch):
-    class Toy(QUANTIZERS["lgq"]):
-        scale_defaults = {"pocket": {"tau_end": 0.2}}  # noqa: RUF012
-
-    monkeypatch.setitem(QUANTIZERS, "toy", Toy)
-    assert "pocket-toy" in tokenizer_names()
-    assert named_run("pocket-toy").quantizer_options == {"tau_end": 0.2}
-    assert pocket("toy", budget="table").quantizer_options == {"tau_end": 0.2}
-    assert named_run("imagenet256-toy").quantizer_options == named_run("smoke-toy").quantizer_options == {}
-
-
 def test_imagenet256_is_the_run_of_the_paper():
     paper = imagenet256("lgq")
     counts, loss = parameters(paper), paper.loss
@@ -124,8 +113,3 @@ def test_changes_go_by_the_names_of_options():
 def test_mistakes_are_refused_by_name(name, changes, words):
     with pytest.raises(LGQError, match=words):
         run(name, **changes)
-
-
-def test_an_unknown_generator_names_its_nearest_neighbour():
-    with pytest.raises(LGQError, match="unknown generator 'pockt': did you mean 'pocket'"):
-        named_generator("pockt")

@@ -1,16 +1,13 @@
 """`lgq experiment` as a user types it."""
 
-import json
 import re
 
 import pytest
 from PIL import Image
 from result_sets import plan_of
-from tiny_experiments import SMOKE, cheap_networks
+from tiny_experiments import cheap_networks
 
-from lgq.bench.quantizers import QuantizerRow
 from lgq.cli import main
-from lgq.experiments.records import measure_cost
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome
 
@@ -69,8 +66,10 @@ def test_mistakes_are_named_in_one_line(images, out, capsys):
     for words, *arguments in (
         ("did you mean 'comparison'", "comparson", images, out),
         ("form i/n", "logits", images, out, "--shard", "1"),
+        ("form i/n", "logits", images, out, "--shard", "0/0"),
+        ("form i/n", "logits", images, out, "--shard=-1/2"),
         ("from 0 to n - 1, such as 0/4, got '2/2'", "logits", images, out, "--shard", "2/2"),
-        ("unknown row 'l3'", "logits", images, out, "--only", "l3"),
+        ("unknown row 'l3': did you mean 'l2'", "logits", images, out, "--only", "l3"),
         ("seeds must be", "logits", images, out, "--seeds", "0"),
         ("does not exist", "logits", images / "nowhere", out),
         ("cannot use", "logits", images, images / "train" / "cat" / "0.png" / "x"),
@@ -88,20 +87,3 @@ def test_a_row_left_to_another_process_ends_in_code_75(images, out, monkeypatch,
     printed = capsys.readouterr().err
     for words in ("lgq-k32 is still in use by another process", "fsq-k32 failed", "continues"):
         assert words in printed
-
-
-def test_costs_are_those_of_the_benchmark(monkeypatch):
-    asked = []
-
-    def measured(settings):
-        asked.append(settings)
-        for implementation in ("ours", "dense"):
-            yield QuantizerRow(quantizer="lgq", implementation=implementation, codebook_size=32, ms=1.5,
-                               floor_ms=1.0, extra_bytes=7, tokens=64)  # fmt: skip
-
-    monkeypatch.setattr("lgq.experiments.records.run_benchmark", measured)
-    ours, dense = measure_cost(SMOKE.timed("lgq", 32))
-    assert (ours["implementation"], ours["ms"], dense["implementation"]) == ("ours", 1.5, "dense")
-    assert (asked[0].quantizers, asked[0].sizes, asked[0].tokens) == (("lgq",), (32,), 64)
-    assert ours["share_of_step"] == 1.5 / ours["networks_ms"] > 0
-    assert json.dumps(ours)
