@@ -48,6 +48,21 @@ _GRID_COLUMNS, _GRID_SCALE = 8, 5
 _MAP_TOKENS, _MAP_SCALE = 16, 8
 _SAMPLING = Sampling(steps=11, choice_temperature=2.0)
 _SAMPLES_PER_CLASS = 8
+_CAPTIONS = {
+    "reconstructions": "Held-out photographs, and what their tokens decode to.",
+    **{
+        f"photograph-{Path(name).stem}": f"A whole held-out photograph, {Path(name).stem}, beside what its "
+        "tokens decode to."
+        for name in PHOTOGRAPHS["held-out"]
+    },
+    "tokens": "A held-out photograph as its tokens: the index of each, on the mean colour of its code.",
+    "codebook": "Each code as the mean of all patches with that token, from dark to bright.",
+    "usage": "How often each code occurs, over training and held-out images.",
+    "training": "The training of the tokenizer, step by step.",
+    "samples": "New images, drawn token by token as parts of one photograph or another.",
+    "inpainting": "A training photograph whose right half the generator redraws from the left half.",
+}
+"""What each picture shows, by the stem of its file."""
 
 
 class Picture(NamedTuple):
@@ -138,11 +153,14 @@ def run_demo(
     drawn: list[Picture] = []
     if outcome.reason != "interrupted":
         # The last weights, not the best ones: held-out photographs must not choose what they measure.
-        for shown, measured in (
+        for pngs, measured in (
             _show_tokenizer(load_tokenizer(out / RUN, "last"), out, run.image_size),
             _show_generator(load_generator(out / GENERATOR, "last"), out),
         ):
-            drawn, values = drawn + shown, values | measured
+            values |= measured
+            for stem, png in pngs.items():
+                replace_file(out / f"{stem}.png", png)
+                drawn.append(Picture(out / f"{stem}.png", _CAPTIONS[stem]))
     return DemoResult(outcome=outcome, values=values, pictures=drawn, seconds=time.monotonic() - began)
 
 
@@ -168,7 +186,8 @@ class _Reconstructed(NamedTuple):
 
 def _show_tokenizer(
     tokenizer: Tokenizer, out: Path, image_size: int
-) -> tuple[list[Picture], dict[str, float]]:
+) -> tuple[dict[str, bytes], dict[str, float]]:
+    """Return pictures as PNG by the stems of their files, and the values of the tokenizer."""
     seen, unseen = (_reconstruct(tokenizer, part, image_size) for part in ("train", "held-out"))
     usage, quality = CodeUsage.empty(tokenizer.codebook_size), ReconstructionQuality()
     for part in (seen, unseen):
@@ -183,42 +202,18 @@ def _show_tokenizer(
     decoded, tokens = torch.cat([seen.decoded, unseen.decoded]), torch.cat([seen.tokens, unseen.tokens])
     patches = pictures.mean_patches(decoded, tokens, tokenizer.codebook_size)
     in_use = f"{len(patches):,} codes, {usage.utilization:.1%} in use; each as the mean of its patches"
-    drawn = [
-        _write(
-            out / "reconstructions.png",
-            _reconstruction_grid(unseen),
-            "Held-out photographs, and what their tokens decode to.",
-        ),
-        *(
-            _write(
-                out / f"photograph-{Path(name).stem}.png",
-                _whole_photograph(tokenizer, name),
-                f"A whole held-out photograph, {Path(name).stem}, beside what its tokens decode to.",
-            )
+    pngs = {
+        "reconstructions": _reconstruction_grid(unseen),
+        **{
+            f"photograph-{Path(name).stem}": _whole_photograph(tokenizer, name)
             for name in PHOTOGRAPHS["held-out"]
-        ),
-        _write(
-            out / "tokens.png",
-            _token_map(tokenizer, patches.mean((2, 3))),
-            "A held-out photograph as its tokens: the index of each, on the mean colour of its code.",
-        ),
-        _write(
-            out / "codebook.png",
-            pictures.codebook_grid(patches, usage.counts, caption=in_use),
-            "Each code as the mean of all patches with that token, from dark to bright.",
-        ),
-        _write(
-            out / "usage.png",
-            curves.usage_histogram(usage.counts),
-            "How often each code occurs, over training and held-out images.",
-        ),
-        _write(
-            out / "training.png",
-            curves.training_curves(read_records(out / RUN)),
-            "The training of the tokenizer, step by step.",
-        ),
-    ]
-    return drawn, quality.summary() | usage.summary() | sizes
+        },
+        "tokens": _token_map(tokenizer, patches.mean((2, 3))),
+        "codebook": pictures.codebook_grid(patches, usage.counts, caption=in_use),
+        "usage": curves.usage_histogram(usage.counts),
+        "training": curves.training_curves(read_records(out / RUN)),
+    }
+    return pngs, quality.summary() | usage.summary() | sizes
 
 
 def _reconstruct(tokenizer: Tokenizer, part: str, size: int) -> _Reconstructed:
@@ -275,29 +270,18 @@ def _token_map(tokenizer: Tokenizer, colours: Float[Tensor, "k 3"]) -> bytes:
     )
 
 
-def _show_generator(generator: MaskGIT, out: Path) -> tuple[list[Picture], dict[str, float]]:
+def _show_generator(generator: MaskGIT, out: Path) -> tuple[dict[str, bytes], dict[str, float]]:
+    """Return pictures as PNG by the stems of their files, and the values of the generator."""
     validations = [r["values"] for r in read_records(out / GENERATOR) if r["split"] == "validation"]
     labels = [label for label in range(len(generator.classes)) for _ in range(_SAMPLES_PER_CLASS)]
     images = torch.cat(list(draw_images(generator, labels, _SAMPLING, batch_size=32)))
     caption = f"Drawn in {_SAMPLING.steps} steps, {_SAMPLES_PER_CLASS} of each photograph, none left out"
-    drawn = [
-        _write(
-            out / "samples.png",
-            pictures.sample_grid(
-                images, labels, generator.classes, caption=caption, columns=_SAMPLES_PER_CLASS, scale=3
-            ),
-            "New images, drawn token by token as parts of one photograph or another.",
-        ),
-        _write(
-            out / "inpainting.png",
-            _inpainting(generator),
-            "A training photograph whose right half the generator redraws from the left half.",
-        ),
-    ]
-    return drawn, {
-        "accuracy": validations[-1]["accuracy"],
-        "guess_accuracy": _guess_accuracy(TokenDataset(out / TOKENS)),
-    }
+    samples = pictures.sample_grid(
+        images, labels, generator.classes, caption=caption, columns=_SAMPLES_PER_CLASS, scale=3
+    )
+    guess_accuracy = _guess_accuracy(TokenDataset(out / TOKENS))
+    values = {"accuracy": validations[-1]["accuracy"], "guess_accuracy": guess_accuracy}
+    return {"samples": samples, "inpainting": _inpainting(generator)}, values
 
 
 def _inpainting(generator: MaskGIT) -> bytes:
@@ -318,8 +302,3 @@ def _guess_accuracy(tokens: TokenDataset) -> float:
         by_class.setdefault(tokens[i].label, []).append(tokens[i].tokens.flatten())
     counts = [torch.bincount(torch.cat(parts)) for parts in by_class.values()]
     return sum(int(count.max()) for count in counts) / sum(int(count.sum()) for count in counts)
-
-
-def _write(path: Path, png: bytes, caption: str) -> Picture:
-    replace_file(path, png)
-    return Picture(path, caption)
