@@ -20,8 +20,7 @@ from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.experiments.scales import Scale
-from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
+from lgq.experiments.tasks import CostTask, GeneratorTask, Scale, Task, TokenizerTask
 from lgq.models.masking import masked_loss
 from lgq.training.networks import require_feasible
 from lgq.training.tokenizer_trainer import TokenizerTrainer

@@ -27,9 +27,8 @@ from lgq.experiments.plan import (
 )
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import GeneratorTask, Task
+from lgq.experiments.tasks import GeneratorTask, Task, named_scale
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals

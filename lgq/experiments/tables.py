@@ -9,8 +9,7 @@ from itertools import product
 
 from lgq.checks import require_known
 from lgq.experiments.plan import Experiment, Row
-from lgq.experiments.scales import Scale
-from lgq.experiments.tasks import Task
+from lgq.experiments.tasks import Scale, Task
 from lgq.quantizers import QUANTIZERS
 
 EXPERIMENTS: dict[str, Experiment] = {}

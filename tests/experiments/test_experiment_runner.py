@@ -13,8 +13,8 @@ from lgq.data.tokens import TokenDataset
 from lgq.experiments.plan import Experiment, Row, plan_rows
 from lgq.experiments.records import strip_png
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import EXPERIMENTS
+from lgq.experiments.tasks import named_scale
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
 from lgq.results import ResultsError

@@ -12,9 +12,8 @@ from token_sets import write_tokens
 
 from lgq.errors import LGQError
 from lgq.experiments.plan import plan_rows, run_id
-from lgq.experiments.scales import SCALES, named_scale
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
-from lgq.experiments.tasks import CostTask, GeneratorTask, TokenizerTask
+from lgq.experiments.tasks import SCALES, CostTask, GeneratorTask, TokenizerTask, named_scale
 from lgq.quantizers import QUANTIZERS
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer

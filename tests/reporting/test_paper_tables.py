@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from result_sets import FakeRow, comparison_rows, result_set_of
 
-from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
+from lgq.experiments.tasks import SCALES
 from lgq.reporting.paper_tables import (
     COLUMNS,
     NOT_GIVEN,
