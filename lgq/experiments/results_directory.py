@@ -63,10 +63,6 @@ class Plan:
     """What all rows have in common beyond the scale, such as `steps`."""
     rows: tuple[PlannedRow, ...]
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(sorted({row.seed for row in self.rows}))
-
     def merged(self, earlier: "Plan") -> "Plan":
         """Return this plan with the rows of an earlier call too, the seeds of each row together."""
         own = {(row.row, row.seed) for row in self.rows}
