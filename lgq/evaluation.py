@@ -172,13 +172,12 @@ def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `evaluate` that differ from their defaults, `sampling` field by field."""
     given: dict[str, Any] = {}
     for name, parameter in signature(evaluate).parameters.items():
-        value, default = arguments[name], parameter.default
+        default = parameter.default
+        value = tuple(arguments[name]) if name == "seeds" else arguments[name]
         if name == "sampling":
             changed = [field for field in vars(value) if getattr(value, field) != getattr(default, field)]
             given |= {f"sampling.{field}": getattr(value, field) for field in changed}
-        elif name == "seeds" and tuple(value) != default:
-            given[name] = tuple(value)
-        elif name not in ("source", "seeds", "on_progress") and value != default:
+        elif name not in ("source", "on_progress") and value != default:
             given[name] = value
     return given
 
@@ -238,11 +237,7 @@ def best_median_worst(scores: Iterable[ImageScore], count: int) -> dict[str, lis
     """
     ranked = sorted(scores, key=lambda score: (-score.psnr, score.number))
     middle = max(0, (len(ranked) - count) // 2)
-    return {
-        "best": ranked[:count],
-        "median": ranked[middle : middle + count],
-        "worst": ranked[-count:][::-1],
-    }
+    return {"best": ranked[:count], "median": ranked[middle : middle + count], "worst": ranked[-count:][::-1]}
 
 
 @torch.no_grad()

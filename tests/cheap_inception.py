@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from lgq.metrics.fid import FeatureStatistics, Gaussian
+from lgq.metrics.metric_networks import MetricNetworks
 from lgq.models.inception import FeatureConvention, InceptionV3
 
 FEATURES, LOGITS = 12, 7
@@ -40,6 +41,16 @@ def expect_cheap_networks(patch: pytest.MonkeyPatch) -> None:
     for module in ("quality", "generation", "reference"):
         patch.setattr(f"lgq.metrics.{module}.FEATURES", FEATURES)
     patch.setattr("lgq.metrics.generation.CLASSES", LOGITS)
+
+
+def use_cheap_networks(patch: pytest.MonkeyPatch, cache: Path) -> MetricNetworks:
+    """Let evaluations load one of these networks for everything but LPIPS, and cache features there."""
+    network = CheapClassifier()
+    networks = MetricNetworks(None, network, {}, network)
+    expect_cheap_networks(patch)
+    patch.setattr(MetricNetworks, "available", lambda device, **_: networks)
+    patch.setenv("LGQ_CACHE", str(cache))
+    return networks
 
 
 def put_pictures(folder: Path, count: int, broken: tuple[int, ...] = ()) -> Path:

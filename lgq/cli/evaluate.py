@@ -9,7 +9,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from lgq.cli.console import progress_of, say, show
+from lgq.cli.console import key_values, progress_of, say, show
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
 from lgq.hub import WeightsChoice
@@ -123,16 +123,14 @@ def _tables(fields: Mapping[str, Any]) -> list[Table]:
         seeds = f" with each of {len(fields['seeds'])} seeds" if len(fields["seeds"]) > 1 else ""
         tables.append(_table(cells, f"{fields['images']:,} images{seeds}"))
     if "geometry" in fields:
-        table = Table(title="geometry of the codebook", box=box.SIMPLE_HEAD, show_header=False)
-        for name, value in fields["geometry"]["metrics"].items():
-            table.add_row(name.replace("_", " "), f"{value:,.4g}")
-        tables.append(table)
+        values = fields["geometry"]["metrics"].items()
+        tables.append(key_values({name.replace("_", " "): f"{value:,.4g}" for name, value in values}))
+        tables[-1].title = "geometry of the codebook"
     if "likelihood" in fields:
         likelihood = fields["likelihood"]
         columns = {name: c for name, c in _LIKELIHOOD_COLUMNS.items() if likelihood[name] is not None}
-        values = {name: likelihood[name] for name in columns}
         title = f"{likelihood['masked_tokens']:,.0f} masked tokens, in nats per token"
-        tables.append(_table(_cells(values, columns), title))
+        tables.append(_table(_cells({name: likelihood[name] for name in columns}, columns), title))
     return tables
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cheap_inception import CheapClassifier, expect_cheap_networks
+from cheap_inception import use_cheap_networks
 from command_line import lgq, mistake
 from PIL import Image
 from safetensors.torch import load_file
@@ -87,12 +87,7 @@ def train(made: Namespace, out: Path, *options: object) -> None:
 @pytest.fixture(autouse=True)
 def metric_networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
     """A cheap network in the place of Inception."""
-    network = CheapClassifier()
-    cheap = MetricNetworks(None, network, {}, network)
-    monkeypatch.setattr(MetricNetworks, "available", lambda device, for_generation: cheap)
-    expect_cheap_networks(monkeypatch)
-    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
-    return cheap
+    return use_cheap_networks(monkeypatch, tmp_path / "cache")
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from cheap_inception import gaussian
 
 from lgq.metrics.features import FeatureSample, FeatureSet
-from lgq.metrics.fid import Gaussian, StatisticsError
+from lgq.metrics.fid import StatisticsError
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.precision_recall import precision_recall
 
@@ -56,10 +57,6 @@ def set_of(rows: torch.Tensor, *, sample: int = 100, batch: int = 7) -> FeatureS
     return features
 
 
-def gaussian(rows: torch.Tensor) -> Gaussian:
-    return Gaussian(rows.double().mean(0), torch.cov(rows.double().T), len(rows))
-
-
 def test_distances_are_those_of_all_features_and_fid_does_not_depend_on_the_sample():
     x, y = random_features(40, 1), random_features(50, 2, shift=0.5)
     expected = {"fid": gaussian(x).distance(gaussian(y)), "kid": kernel_distance(x, y)}
@@ -68,12 +65,6 @@ def test_distances_are_those_of_all_features_and_fid_does_not_depend_on_the_samp
     assert many == pytest.approx(expected, rel=1e-9)
     assert few["fid"] == many["fid"]
     assert few["kid"] != many["kid"]
-
-
-def test_a_set_is_at_distance_0_from_itself():
-    distances = set_of(random_features(20, 1)).compare(set_of(random_features(20, 1), batch=3))
-    assert 0 <= distances["fid"] < 1e-9
-    assert distances["precision"] == distances["recall"] == 1
 
 
 @pytest.mark.parametrize(
@@ -104,8 +95,5 @@ def test_a_damaged_file_is_refused(tmp_path, harm):
     file.write_bytes(harmed[harm])
     with pytest.raises(StatisticsError, match="is damaged: delete it"):
         FeatureSet.load(file)
-
-
-def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(StatisticsError, match=r"absent\.features cannot be read: No such file"):
         FeatureSet.load(tmp_path / "absent.features")

@@ -12,18 +12,16 @@ from lgq.distributed import rank, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.codebook_study import CodeAtlas
 from lgq.metrics.features import FeatureSample, FeatureSet
-from lgq.metrics.fid import FeatureStatistics
 from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.metrics.inception_score import InceptionScore
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import TokenizerQuality
-from lgq.metrics.reconstruction import ReconstructionQuality
 
 IMAGES, CODES, SIDE, GRID = 23, 150, 16, (4, 4)
 # Shares of different sizes; neither has the first patches of all codes.
 SHARES = [torch.arange(0, IMAGES, 3), torch.tensor([i for i in range(IMAGES) if i % 3])]
 EXACT = ("usage", "pairs", "positions", "atlas", "sample")
-TO_ROUNDING = ("statistics", "feature set", "score", "pixels", "quality")
+TO_ROUNDING = ("feature set", "score", "quality")
 
 
 def measure(n: Tensor) -> dict[str, Any]:
@@ -44,10 +42,8 @@ def measure(n: Tensor) -> dict[str, Any]:
         "positions": (PositionPairs.empty(GRID[0] * GRID[1]), (tokens,)),
         "atlas": (CodeAtlas.empty(CODES, factor=4, patches=2), (images, tokens, n)),
         "sample": (FeatureSample.empty(9, dim=FEATURES), (features, n)),
-        "statistics": (FeatureStatistics.empty(FEATURES), (features,)),
         "feature set": (FeatureSet.empty(FEATURES, sample=9), (features, n)),
         "score": (InceptionScore.empty(FEATURES, splits=4), (features, n % 4)),
-        "pixels": (ReconstructionQuality(), (images, outputs)),
         "quality": (quality, (images, outputs, tokens, n)),
     }
     for accumulator, batch in accumulators.values():
@@ -62,10 +58,8 @@ def measure(n: Tensor) -> dict[str, Any]:
         "positions": total["positions"].summary(),
         "atlas": [total["atlas"].places, total["atlas"].patches],
         "sample": total["sample"].features,
-        "statistics": list(vars(total["statistics"].gaussian()).values()),
         "feature set": total["feature set"].compare(reference),
         "score": total["score"].compute(),
-        "pixels": total["pixels"].summary(),
         "quality": total["quality"].metrics(),
     }
 
