@@ -48,13 +48,10 @@ _GRID_COLUMNS, _GRID_SCALE = 8, 5
 _MAP_TOKENS, _MAP_SCALE = 16, 8
 _SAMPLING = Sampling(steps=11, choice_temperature=2.0)
 _SAMPLES_PER_CLASS = 8
+_WHOLE = {f"photograph-{Path(name).stem}": name for name in PHOTOGRAPHS["held-out"]}
 _CAPTIONS = {
     "reconstructions": "Held-out photographs, and what their tokens decode to.",
-    **{
-        f"photograph-{Path(name).stem}": f"A whole held-out photograph, {Path(name).stem}, beside what its "
-        "tokens decode to."
-        for name in PHOTOGRAPHS["held-out"]
-    },
+    **dict.fromkeys(_WHOLE, "A whole held-out photograph, beside what its tokens decode to."),
     "tokens": "A held-out photograph as its tokens: the index of each, on the mean colour of its code.",
     "codebook": "Each code as the mean of all patches with that token, from dark to bright.",
     "usage": "How often each code occurs, over training and held-out images.",
@@ -204,10 +201,7 @@ def _show_tokenizer(
     in_use = f"{len(patches):,} codes, {usage.utilization:.1%} in use; each as the mean of its patches"
     pngs = {
         "reconstructions": _reconstruction_grid(unseen),
-        **{
-            f"photograph-{Path(name).stem}": _whole_photograph(tokenizer, name)
-            for name in PHOTOGRAPHS["held-out"]
-        },
+        **{stem: _whole_photograph(tokenizer, name) for stem, name in _WHOLE.items()},
         "tokens": _token_map(tokenizer, patches.mean((2, 3))),
         "codebook": pictures.codebook_grid(patches, usage.counts, caption=in_use),
         "usage": curves.usage_histogram(usage.counts),

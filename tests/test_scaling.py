@@ -121,10 +121,7 @@ def test_commands_of_the_page_parse():
         assert cli.parse(words)
 
 
-@pytest.mark.parametrize(
-    ("end", "requeued"),
-    [("kill -USR1 $$", True), ("exit 75", True), ("exit 0", False), ("kill -KILL $$", False)],
-)
+@pytest.mark.parametrize(("end", "requeued"), [("kill -USR1 $$", True), ("kill -KILL $$", False)])
 def test_an_encoding_is_queued_again_after_the_warning(tmp_path, monkeypatch, end, requeued):
     monkeypatch.setenv("LGQ_COMMAND", "encode")
     _, calls = run_slurm_job(tmp_path, end)
