@@ -11,7 +11,6 @@ Images are RGB in [-1, 1].
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -182,14 +181,8 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
                 f"{config.parent} was trained on tokens of tokenizer {expected}, and its {TOKENIZER}/ holds "
                 f"{actual}: copy the directory again, all of it."
             )
-        build = partial(
-            cls,
-            tokenizer,
-            image_size=settings.image_size,
-            classes=settings.classes,
-            transformer=settings.transformer,
-        )
-        return build_pretrained(build, config, weights)
+        arguments = {name: getattr(settings, name) for name in ("image_size", "classes", "transformer")}
+        return build_pretrained(lambda: cls(tokenizer, **arguments), config, weights)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         require_room_for_copy(self.tokenizer, save_directory)

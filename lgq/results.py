@@ -50,18 +50,14 @@ def read_results(file: str | Path) -> list[dict[str, Any]]:
         lines = Path(file).read_bytes().splitlines()
     except OSError as error:
         raise ResultsError(f"cannot read {file} ({error.strerror or error}): check the path.") from error
-    records = [_record(line) for line in lines]
-    for number, record in enumerate(records, 1):
-        if record is None and lines[number - 1]:
-            _log.warning("skipped line %d of %s, which is incomplete or was changed", number, file)
-    return [record for record in records if record is not None]
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        return unsealed_json(line + b"\n", indent=None)
-    except DamagedFileError:
-        return None
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(unsealed_json(line + b"\n", indent=None))
+        except DamagedFileError:
+            if line:
+                _log.warning("skipped line %d of %s, which is incomplete or was changed", number, file)
+    return records
 
 
 def _write(descriptor: int, line: bytes) -> None:

@@ -21,6 +21,7 @@ def write_tokens(
     factor: int = 2,
     shard_size: int = 1_000,
     broken: dict[str, str] | None = None,
+    names: list[str] | None = None,
 ) -> TokenDataset:
     """tokens: (images, h, w) or (images, h, w, stages); labels: -1 for none, as everywhere without."""
     count = len(tokens)
@@ -37,11 +38,12 @@ def write_tokens(
         shard_size=shard_size,
     )
     writer = TokenWriter(folder, encoding)
+    names = names or [f"{i}.png" for i in range(count)]
     numbers = torch.tensor([-1] * count if labels is None else labels)
     for shard in range(encoding.shards):
         part = slice(shard * shard_size, (shard + 1) * shard_size)
-        names = [f"{i}.png" for i in range(count)[part]]
         mirrored = None if flipped is None else flipped[part]
-        writer.write(shard, [EncodedBatch(tokens[part], mirrored, numbers[part], names)], broken or {})
+        batch = EncodedBatch(tokens[part], mirrored, numbers[part], names[part])
+        writer.write(shard, [batch], broken or {})
     writer.finish()
     return TokenDataset(folder)

@@ -70,19 +70,17 @@ def encode(
     wait_for_all()
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
-    images = range(len(dataset))
-    parts = {i: Subset(dataset, images[i * shard_size : (i + 1) * shard_size]) for i in mine}
-    missing = {shard: part for shard, part in parts.items() if shard not in writer.written}
-    total = sum(map(len, parts.values()))
-    done = total - sum(map(len, missing.values()))
-    for shard, part in missing.items():
-        loader = ImageLoader(part, loading)
+    images = {i: range(len(dataset))[i * shard_size : (i + 1) * shard_size] for i in mine}
+    total = sum(map(len, images.values()))
+    done = sum(len(images[i]) for i in mine if i in writer.written)
+    for shard in (i for i in mine if i not in writer.written):
+        loader = ImageLoader(Subset(dataset, images[shard]), loading)
         batches = []
         for batch in loader.one_pass(may_be_empty=True):
             batches.append(_encode_batch(tokenizer, batch, flips))
             on_progress(done + batch.position, total)
         writer.write(shard, batches, loader.broken)
-        done += len(part)
+        done += len(images[shard])
         on_progress(done, total)
     wait_for_all()
     if rank() == 0:

@@ -88,10 +88,9 @@ def inpaint(
         raise LGQError(f"the generator knows {known:,} classes: give --label, from 0 to {known - 1}.")
     label = label or 0
     generator.require_classes([label])
-    if isinstance(image, Tensor):
-        pixels = image
-    else:
-        stored = read_stored_image(image)
+    pixels = image
+    if not isinstance(pixels, Tensor):
+        stored = read_stored_image(pixels)
         pixels = render(stored, centre_crop(stored.size), side)
     hidden = _token_mask(_resolve_mask(mask, box, image, side), factor)
     if not hidden.any():

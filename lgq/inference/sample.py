@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.config import to_json
+from lgq.data.loader import evenly_spread
 from lgq.data.transforms import to_png
 from lgq.distributed import rank, wait_for_all, world_size
 from lgq.errors import LGQError
@@ -89,7 +90,11 @@ def sample(
     name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
     generator = generator_on_device(generator, weights)
     generator.require_classes(classes)
-    chosen = _choose_classes(classes, len(generator.classes), every=images is not None)
+    if len(set(classes)) < len(classes):
+        given_classes = " ".join(map(str, classes))
+        raise LGQError(f"--classes names each class once, got {given_classes}: --count is for more images.")
+    known = len(generator.classes)
+    chosen = list(classes) or evenly_spread(known, known if images else min(_CLASSES_SHOWN, known))
     if images is None:
         labels = [number for number in chosen for _ in range(count or _COUNT)]
     else:
@@ -100,7 +105,7 @@ def sample(
         # A hash of the classes: there may be a million.
         note = {"images": len(labels), "classes": Fingerprint.of(json_bytes(labels)).sha256} | settings
         note |= {"generator": generator.fingerprint(), "sampling": to_json(sampling)}
-        _write_files(out, _file_names(labels), note, draw)
+        _write_files(out, labels, note, draw)
     elif rank() == 0:
         caption = f"{name}: {sampling.steps} steps, guidance {sampling.guidance:g}, seed {seed}"
         write_file(out, sample_grid(torch.cat(list(draw())), labels, generator.classes, caption=caption))
@@ -142,24 +147,22 @@ def _is_picture(out: Path) -> bool:
     return picture
 
 
-def _choose_classes(classes: Sequence[int], known: int, *, every: bool) -> list[int]:
-    if not classes:
-        number = known if every else min(_CLASSES_SHOWN, known)
-        return [i * known // number for i in range(number)]
-    if len(set(classes)) < len(classes):
-        given = " ".join(map(str, classes))
-        raise LGQError(f"--classes names each class once, got {given}: --count is for more images.")
-    return list(classes)
-
-
 def _write_files(
-    folder: Path, names: list[str], note: dict[str, Any], draw: Callable[..., Iterator[Tensor]]
+    folder: Path, labels: list[int], note: dict[str, Any], draw: Callable[..., Iterator[Tensor]]
 ) -> None:
     """Write the images as files; batches of which every file exists are not drawn again."""
+    drawn: Counter[int] = Counter()
+    names = []
+    for label in labels:
+        names.append(f"class-{label:04d}-{drawn[label]:05d}.png")
+        drawn[label] += 1
     _require_same(folder, note)
     wait_for_all()
-    if rank() == 0:
-        _claim(folder, note, names)
+    if rank() == 0 and not (folder / NOTE).exists():
+        # Files of these names came from elsewhere.
+        for name in {*names} & {*(os.listdir(folder) if folder.exists() else ())}:
+            (folder / name).unlink()
+        write_file(folder / NOTE, sealed_json(note))
     wait_for_all()
     present, size = set(os.listdir(folder)), note["batch_size"]
     mine = range(0, len(names), size)[rank() :: world_size()]
@@ -169,24 +172,6 @@ def _write_files(
             if name not in present:
                 write_file(folder / name, to_png(image))
     wait_for_all()
-
-
-def _file_names(labels: list[int]) -> list[str]:
-    """Name each image by its class and its number within the class."""
-    drawn: Counter[int] = Counter()
-    names = []
-    for label in labels:
-        names.append(f"class-{label:04d}-{drawn[label]:05d}.png")
-        drawn[label] += 1
-    return names
-
-
-def _claim(folder: Path, note: dict[str, Any], names: list[str]) -> None:
-    """Write the note, after removing files of the same names that came from elsewhere."""
-    if not (folder / NOTE).exists():
-        for name in {*names} & {*(os.listdir(folder) if folder.exists() else ())}:
-            (folder / name).unlink()
-        write_file(folder / NOTE, sealed_json(note))
 
 
 def _require_same(folder: Path, expected: dict[str, Any]) -> None:

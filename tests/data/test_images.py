@@ -1,10 +1,11 @@
-"""Every kind of file that a folder of images holds is decoded correctly, or refused by name."""
+"""Every kind of image file is decoded correctly, or refused by name; a subset holds the images it says."""
 
 import pickle
 import struct
 import zlib
 from contextlib import suppress
 from io import BytesIO
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lgq.data.images import FORMATS, PIXEL_LIMIT, BrokenImage, StoredImage, decode
+from lgq.data.images import (
+    FORMATS,
+    PIXEL_LIMIT,
+    BrokenImage,
+    EncodedImage,
+    StoredImage,
+    Subset,
+    decode,
+    random_subset,
+)
 
 WIDTH, HEIGHT = 24, 16
 
@@ -44,31 +54,28 @@ def difference(a, b):
     return np.abs(a.astype(int) - b.astype(int)).max()
 
 
-LOSSLESS = [
-    ("PNG", {}),
-    ("BMP", {}),
-    ("TIFF", {}),
-    ("TIFF", {"compression": "tiff_lzw"}),
-    ("WEBP", {"lossless": True}),
+DAMAGED_EXIF = b"Exif\0\0MM\0*\0\0\0\x08\xff\xff damaged"
+STORED = [
+    ("RGB", "PNG", {}),
+    ("RGB", "BMP", {}),
+    ("RGB", "TIFF", {}),
+    ("RGB", "TIFF", {"compression": "tiff_lzw"}),
+    ("RGB", "WEBP", {"lossless": True}),
+    ("RGB", "JPEG", {"quality": 98, "progressive": False}),
+    ("RGB", "JPEG", {"quality": 98, "progressive": True}),
+    ("RGB", "JPEG", {"quality": 98, "exif": DAMAGED_EXIF}),
+    ("RGB", "PNG", {"exif": DAMAGED_EXIF}),
+    ("CMYK", "JPEG", {"quality": 98}),
+    *((mode, kind, {}) for mode in ("L", "1") for kind in ("PNG", "BMP", "GIF", "TIFF")),
+    ("L", "JPEG", {"quality": 98}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "options"), LOSSLESS)
-def test_lossless_files_keep_every_pixel(kind, options):
-    assert np.array_equal(decode(encode(picture(), kind, **options), "a"), picture())
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-def test_jpeg_is_close_to_what_was_stored(progressive):
-    data = encode(picture(), "JPEG", quality=98, progressive=progressive)
-    assert difference(decode(data, "a"), picture()) < 12
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
-def test_greyscale_has_three_equal_channels(kind):
-    grey = picture()[..., 0]
-    pixels = decode(encode(grey, kind), "a")
-    assert difference(pixels, np.stack([grey] * 3, -1)) < (5 if kind == "JPEG" else 1)
+@pytest.mark.parametrize(("mode", "kind", "options"), STORED)
+def test_pixels_are_those_that_were_stored(mode, kind, options):
+    image = Image.fromarray(picture()).convert(mode)
+    pixels = decode(encode(image, kind, **options), "a")
+    assert difference(pixels, np.array(image.convert("RGB"))) < (12 if kind == "JPEG" else 1)
 
 
 @pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
@@ -91,13 +98,16 @@ def test_sixteen_bit_colour_keeps_its_colours():
     assert np.array_equal(decode(png(WIDTH, HEIGHT, bits=16, rows=rows), "a"), picture())
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
-def test_transparency_shows_white(kind):
+@pytest.mark.parametrize(
+    ("kind", "channels"), [("PNG", 3), ("WEBP", 3), ("TIFF", 3), ("PNG", 1), ("TIFF", 1)]
+)
+def test_transparency_shows_white(kind, channels):
     alpha = np.linspace(0, 255, WIDTH).astype(np.uint8)[None, :, None].repeat(HEIGHT, 0)
+    opaque = picture()[..., :channels]
     options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
-    pixels = decode(encode(np.concatenate([picture(), alpha], -1), kind, **options), "a")
+    pixels = decode(encode(np.concatenate([opaque, alpha], -1), kind, **options), "a")
     share = alpha / 255
-    assert difference(pixels, np.round(share * picture() + (1 - share) * 255)) <= 1
+    assert difference(pixels, np.round(share * opaque + (1 - share) * 255)) <= 1
     assert (pixels[:, 0] == 255).all()
 
 
@@ -109,13 +119,6 @@ def test_palettes_become_colours_and_their_transparent_entry_white(kind):
     pixels = decode(encode(image, kind, transparency=2), "a")
     assert pixels[0, 0].tolist() == [255, 255, 255]
     assert pixels[0, 5].tolist() == [200, 10, 20]
-
-
-def test_cmyk_becomes_the_same_colour():
-    for colour in [(255, 0, 0), (0, 128, 255), (255, 255, 255), (0, 0, 0)]:
-        image = Image.new("RGB", (16, 16), colour).convert("CMYK")
-        pixels = decode(encode(image, "JPEG", quality=98), "a")
-        assert difference(pixels, np.broadcast_to(np.array(colour), (16, 16, 3))) < 6
 
 
 def stored_for(orientation, upright):
@@ -237,3 +240,33 @@ def test_whatever_bytes_come_there_are_pixels_or_a_broken_image(data, changes):
         pixels = decode(bytes(mutant), "mutant")
         assert pixels.dtype == np.uint8
         assert pixels.shape[2] == 3
+
+
+class Letters(list):
+    """A data set of letters, `count` of them."""
+
+    classes = ("vowel", "other")
+
+    def __init__(self, count=26):
+        super().__init__(EncodedImage(bytes([97 + i]), i % 2, f"{i}.png") for i in range(count))
+
+    def __repr__(self):
+        return "letters"
+
+
+def test_a_subset_has_the_images_at_its_indices_and_says_what_it_is():
+    subset = Subset(Letters(), [3, 0, 3])
+    assert list(subset) == [Letters()[3], Letters()[0], Letters()[3]]
+    assert len(subset) == 3
+    assert subset.classes == ("vowel", "other")
+    assert repr(subset) == "3 images of letters"
+    assert repr(Subset(Letters(), range(3, 7))) == "letters, images 3 to 6"
+    assert repr(Subset(Letters(), range(0))) == "0 images of letters"
+
+
+def test_a_random_subset_is_the_same_for_everyone_and_in_every_release():
+    assert list(random_subset(Letters(), 5).indices) == [4, 16, 20, 21, 24]
+    sizes = [set(random_subset(Letters(), size).indices) for size in (1, 5, 12, 25)]
+    assert all(small < large for small, large in pairwise(sizes))
+    assert list(random_subset(Letters(4), 9).indices) == [0, 1, 2, 3]
+    assert len(random_subset(Letters(0), 9)) == 0

@@ -12,11 +12,11 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
+from batches import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, EncodedImage, StoredImage
 from lgq.data.loader import ImageLoader, LoaderSettings, _candidates, _Reader, epoch_order
 from lgq.data.photographs import SampleDataset
@@ -57,15 +57,6 @@ def stream(dataset, settings=SMALL, *, batches, start=0):
 
 def indices(batches):
     return [index for batch in batches for index in batch.indices.tolist()]
-
-
-def assert_same(left, right):
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        assert torch.equal(a.images, b.images)
-        assert torch.equal(a.labels, b.labels)
-        assert torch.equal(a.indices, b.indices)
-        assert (a.names, a.position) == (b.names, b.position)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -217,17 +208,6 @@ def test_ranks_share_a_pass_without_overlap_or_loss(length, batch_size, world_si
 @pytest.mark.parametrize(("limit", "expected"), [(1, [0]), (4, [0, 2, 5, 7]), (10, TEN), (99, TEN)])
 def test_a_limited_pass_spreads_over_the_data_set(limit, expected):
     assert indices(ImageLoader(Memory(10), SMALL).one_pass(limit)) == expected
-
-
-def test_real_files_good_and_bad_go_through_together(tmp_path):
-    for name, mode in (("a", "RGB"), ("b", "L"), ("c", "RGBA"), ("d", "CMYK")):
-        Image.new(mode, (30, 20)).save(tmp_path / f"{name}.{'jpg' if mode == 'CMYK' else 'png'}")
-    (tmp_path / "empty.jpg").touch()
-    (tmp_path / "cut.jpg").write_bytes((tmp_path / "d.jpg").read_bytes()[:-40])
-    loader = ImageLoader(FolderDataset(tmp_path), SMALL)
-    names = [name for batch in loader.one_pass() for name in batch.names]
-    assert names == ["a.png", "b.png", "c.png", "d.jpg"]
-    assert set(loader.broken) == {"cut.jpg", "empty.jpg"}
 
 
 def test_the_reader_can_be_sent_to_a_spawned_worker():

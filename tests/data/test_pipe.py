@@ -31,14 +31,10 @@ def test_a_command_gives_what_the_file_gives(tmp_path, style):
 
 
 def test_links_are_not_followed_and_other_members_are_passed_over(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        link = tarfile.TarInfo("a.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-        tar.add(__file__, "b.txt")
-        info = tarfile.TarInfo("c.png")
-        tar.addfile(info)
-    assert list(piped_images(f"cat {tmp_path}/a.tar", "a.tar")) == [EncodedImage(b"", None, "a.tar/c.png")]
+    link = tarfile.TarInfo("a.png")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    path = write_tar(tmp_path / "a.tar", [link, ("b.txt", b"text"), ("c.png", b"")])
+    assert list(piped_images(f"cat {path}", "a.tar")) == [EncodedImage(b"", None, "a.tar/c.png")]
 
 
 def test_an_exit_status_other_than_0_is_named_with_the_shard(tmp_path):

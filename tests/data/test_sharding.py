@@ -14,7 +14,6 @@ from shard_files import picture, write_shard, write_tar
 
 from lgq.data import DataError, FolderDataset, SampleDataset, ShardDataset, open_dataset
 from lgq.data.shard_writer import safe_key, shard
-from lgq.data.stream import piped_images
 from lgq.files import LOCK_FILE
 
 # torch finds two workers too many on a machine with one core.
@@ -58,6 +57,7 @@ def test_shards_hold_bytes_labels_names_and_classes_of_a_folder(photos, tmp_path
     assert dataset.classes == FolderDataset(photos).classes == ("cat", "dog")
     assert [record.images for record in index.shards] == [4, 4, 1]
     assert index.images == 9
+    assert list(open_dataset(f"pipe:cat {tmp_path}/out/{index.pattern}").images(1)) == list(dataset)[4:8]
     assert all((tmp_path / "out" / record.file).stat().st_size == record.bytes for record in index.shards)
 
 
@@ -67,12 +67,6 @@ def test_what_cannot_be_stored_is_listed_with_the_reason(photos, tmp_path):
     assert "not GIF: convert it" in index.broken["dog/drawing.gif"]
     written = json.loads((tmp_path / "out/index.json").read_text())
     assert [name for record in written["shards"] for name, _ in record["broken"]] == list(index.broken)
-
-
-def test_a_stream_of_the_shards_has_the_same_images(photos, tmp_path):
-    shard(FolderDataset(photos), tmp_path / "out")
-    path = tmp_path / "out/shard-000000.tar"
-    assert list(piped_images(f"cat {path}", path.name)) == list(ShardDataset([path]))
 
 
 def test_a_seed_shuffles_and_none_keeps_the_order(tmp_path):
@@ -98,19 +92,10 @@ def test_bytes_end_a_shard_before_its_images_do(tmp_path):
     assert [record.images for record in tiny.shards] == [1] * 7
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("a.jpg", "a"),
-        ("x/a.b.c.jpeg", "x/a_b_c"),
-        ("t.tar/x.y/a.png", "t.tar/x.y/a"),
-        ("a\nb\\c\x00.png", "a_b_c_"),
-        ("t.tar/.png", "t.tar/_png"),
-        ("bare", "bare"),
-    ],
-)
-def test_keys_hold_nothing_that_shards_or_systems_stumble_over(name, key):
-    assert safe_key(name) == key
+def test_keys_hold_nothing_that_shards_or_systems_stumble_over():
+    names = ["a.jpg", "x/a.b.c.jpeg", "t.tar/x.y/a.png", "a\nb\\c\x00.png", "t.tar/.png", "bare"]
+    keys = ["a", "x/a_b_c", "t.tar/x.y/a", "a_b_c_", "t.tar/_png", "bare"]
+    assert [safe_key(name) for name in names] == keys
 
 
 def test_names_that_would_share_a_key_get_their_own(tmp_path):

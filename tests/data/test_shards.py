@@ -17,30 +17,17 @@ def shades(dataset):
 
 def test_images_come_with_their_labels_in_the_order_of_the_shards(tmp_path):
     dataset = ShardDataset([write_shard(tmp_path / "b.tar", 7, 2), write_shard(tmp_path / "a.tar", 3, 2)])
-    assert list(dataset) == [
-        EncodedImage(picture(7), 7, "b.tar/0007.png"),
-        EncodedImage(picture(8), 8, "b.tar/0008.png"),
-        EncodedImage(picture(3), 3, "a.tar/0003.png"),
-        EncodedImage(picture(4), 4, "a.tar/0004.png"),
-    ]
+    places = [("b", 7), ("b", 8), ("a", 3), ("a", 4)]
+    assert list(dataset) == [EncodedImage(picture(i), i, f"{shard}.tar/000{i}.png") for shard, i in places]
     assert dataset.classes == tuple("012345678")
     assert list(pickle.loads(pickle.dumps(dataset))) == list(dataset), "a worker reads the same"
 
 
 def test_labels_find_their_image_wherever_they_stand(tmp_path):
-    members = [
-        ("b.cls", b"2"),
-        ("x/a.png", picture(1)),
-        ("b.png", picture(2)),
-        ("x/a.cls", b"1"),
-        ("c.png", picture(3)),
-    ]
-    dataset = ShardDataset([write_tar(tmp_path / "a.tar", members)])
-    assert [(item.name, item.label) for item in dataset] == [
-        ("a.tar/x/a.png", 1),
-        ("a.tar/b.png", 2),
-        ("a.tar/c.png", None),
-    ]
+    members = [("b.cls", b"2"), ("x/a.png", picture(1)), ("b.png", picture(2)), ("x/a.cls", b"1")]
+    dataset = ShardDataset([write_tar(tmp_path / "a.tar", [*members, ("c.png", picture(3))])])
+    labels = {item.name: item.label for item in dataset}
+    assert labels == {"a.tar/x/a.png": 1, "a.tar/b.png": 2, "a.tar/c.png": None}
 
 
 def link(name, target, kind):
@@ -133,19 +120,18 @@ def test_a_label_that_is_no_class_is_named(tmp_path, label):
         ShardDataset([path])
 
 
-def break_shard(whole, damage):
-    return {
-        "empty": b"",
-        "text": b"not found" * 200,
-        "cut in an image": whole[: 512 * 5 + 100],
-        "cut in a header": whole[: 512 * 8 + 100],
-        "damaged header": whole[: 512 * 8] + b"\xff" * 512 + whole[512 * 9 :],
-    }[damage]
+DAMAGES = {
+    "empty": lambda whole: b"",
+    "text": lambda whole: b"not found" * 200,
+    "cut in an image": lambda whole: whole[: 512 * 5 + 100],
+    "cut in a header": lambda whole: whole[: 512 * 8 + 100],
+    "damaged header": lambda whole: whole[: 512 * 8] + b"\xff" * 512 + whole[512 * 9 :],
+}
 
 
-@pytest.mark.parametrize("damage", ["empty", "text", "cut in an image", "cut in a header", "damaged header"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_is_no_whole_tar_is_one_clear_error(tmp_path, damage):
     path = write_shard(tmp_path / "a.tar", 0, 9)
-    path.write_bytes(break_shard(path.read_bytes(), damage))
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with pytest.raises(DataError, match=r"a\.tar is"):
         ShardDataset([path])

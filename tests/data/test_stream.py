@@ -5,7 +5,6 @@ from itertools import islice, takewhile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shard_files import piped_shards
 
 from lgq.data.images import DataError, EncodedImage
 from lgq.data.stream import PipeDataset, Place, endless_images, shards_of
@@ -105,18 +104,6 @@ def test_an_image_has_the_same_number_in_every_epoch_and_no_other_has_it():
     numbers = {streamed.image.name: streamed.number for streamed in drawn}
     assert all(numbers[streamed.image.name] == streamed.number for streamed in drawn)
     assert len(set(numbers.values())) == 18
-
-
-def test_a_real_command_runs_when_its_turn_comes(tmp_path):
-    data = piped_shards(tmp_path, [3, 1, 2], buffer=2)
-    (tmp_path / "t-1.tar").unlink()
-    order = shards_of(data, 0, 0, 0, 1)
-    readable = sum([3, 1, 2][shard] for shard in order[: order.index(1)])
-    images = endless_images(data, Place(0), seed=0, readers=1)
-    before = list(islice(images, max(0, readable - data.buffer)))
-    assert len({streamed.number for streamed in before}) == len(before)
-    with pytest.raises(DataError, match=r"t-1\.tar cannot be read: .* exit status 1"):
-        list(images)
 
 
 @pytest.mark.parametrize(

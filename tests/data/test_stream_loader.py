@@ -1,15 +1,22 @@
-"""Batches of a stream belong to the seed and the readers' places, whichever processes read them."""
+"""Batches of a stream belong to the seed and the readers' places, and no image stays in memory."""
 
+import gc
 import logging
+import tracemalloc
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
+from batches import assert_same
+from PIL import Image
 from shard_files import picture, piped_shards, write_tar
 
 from lgq.data import DataError, LoaderSettings, RandomCrop, StreamLoader, open_dataset
 from lgq.data.images import StoredImage
+from lgq.data.shard_writer import shard
+from lgq.data.stream import training_loader
 from lgq.data.transforms import random_crop, render
 
 SMALL = LoaderSettings(image_size=4, batch_size=3)
@@ -24,16 +31,6 @@ def data(tmp_path):
 
 def stream(data, settings=SMALL, *, batches, start=0):
     return list(islice(StreamLoader(data, settings).stream(start), batches))
-
-
-def assert_same(left, right, *, positions=True):
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        assert torch.equal(a.images, b.images)
-        assert torch.equal(a.labels, b.labels)
-        assert torch.equal(a.indices, b.indices)
-        assert a.names == b.names
-        assert not positions or a.position == b.position
 
 
 def test_a_worker_reads_what_the_trainer_reads(data):
@@ -117,3 +114,40 @@ def test_a_command_that_fails_ends_the_stream_in_one_line(data, tmp_path, worker
     with pytest.raises(DataError, match=r"^t-2\.tar cannot be read: .* exit status 0 and wrote no") as caught:
         list(islice(loader.stream(), 20))
     assert "\n" not in str(caught.value)
+
+
+IMAGES, BATCH = 24, 8
+# What checks types in tests takes notes of its own.
+OURS = [tracemalloc.Filter(False, "*/jaxtyping/*"), tracemalloc.Filter(False, "*/beartype/*")]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Shards of noise, 12 kB per image, so that one that stays is seen."""
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / "photos").mkdir()
+    for i in range(IMAGES):
+        pixels = np.random.default_rng(i).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"photos/{i}.png")
+    shard(folder / "photos", folder / "shards", shard_size=6)
+    return folder / "shards"
+
+
+@pytest.mark.parametrize("spec", ["{}/shard-00000{{0..3}}.tar", "pipe:cat {}/shard-00000{{0..3}}.tar"])
+def test_more_epochs_take_no_more_memory(shards, spec):
+    data = open_dataset(spec.format(shards))
+    batches = training_loader(data, LoaderSettings(image_size=8, batch_size=BATCH)).stream()
+    of_one_epoch = sum(path.stat().st_size for path in shards.glob("*.tar"))
+
+    def after(epochs: int) -> int:
+        for _ in islice(batches, epochs * IMAGES // BATCH):
+            pass
+        gc.collect()
+        return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(OURS).traces)
+
+    tracemalloc.start()
+    try:
+        first, last = after(1), after(5)
+    finally:
+        tracemalloc.stop()
+    assert last - first < of_one_epoch

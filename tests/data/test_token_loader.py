@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from batches import assert_same
 from token_sets import write_tokens
 
 from lgq.data.loader import epoch_order
@@ -44,14 +45,6 @@ def stream(dataset, settings=SMALL, *, batches, start=0):
 
 def indices(batches):
     return [index for batch in batches for index in batch.indices.tolist()]
-
-
-def assert_same(left, right):
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        for name in ("tokens", "labels", "indices"):
-            assert torch.equal(getattr(a, name), getattr(b, name))
-        assert (a.names, a.position) == (b.names, b.position)
 
 
 def test_a_run_resumed_anywhere_sees_what_an_unbroken_one_sees(ten):

@@ -11,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 from process_groups import on_processes
+from token_sets import write_tokens
 from torch import Tensor
 
-from lgq.data import DataError, open_dataset, to_tensor
-from lgq.data.token_format import EncodedBatch, Encoding, TokenError, TokenWriter
+from lgq.data import DataError, to_tensor
+from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.hub import PretrainedError
 from lgq.inference import encode as encoding
@@ -105,10 +106,11 @@ def test_encoded_and_decoded_images_are_the_tokenizers_own(tmp_path, photos, set
         torch.testing.assert_close(decoded, as_stored(tokenizer.decode(tokens)[0]))
 
 
-def test_labels_and_classes_are_those_of_the_folder(encoded):
+def test_labels_classes_and_the_tokenizer_come_with_the_tokens(encoded, tokenizer):
     dataset = TokenDataset(encoded)
     assert dataset.classes == ("Katze", "犬")
     assert [item.label for item in dataset] == [0, 0, None, None, 1, 1, 1]
+    assert dataset.encoding.fingerprint == tokenizer.fingerprint() == tokenizer_of(dataset).fingerprint()
 
 
 def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_path, photos, encoded):
@@ -116,18 +118,6 @@ def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_pat
     for item, expected in zip(again, TokenDataset(encoded), strict=True):
         assert torch.equal(item.tokens, expected.tokens)
         assert item[1:] == expected[1:]
-
-
-def test_other_sizes_are_the_centre_crop_resized(tmp_path, photos, tokenizer):
-    dataset = encode(tokenizer, photos, tmp_path, image_size=8)
-    assert dataset.encoding.grid == (2, 2)
-    assert dataset[0].tokens.shape == (2, 2)
-
-
-def test_the_embedded_photographs_can_be_encoded(tmp_path, tokenizer):
-    dataset = encoding.encode(tokenizer, "sample:held-out", tmp_path, image_size=8, shard_size=50)
-    assert len(dataset) == len(open_dataset("sample:held-out"))
-    assert dataset.encoding.source == "SampleDataset('held-out')"
 
 
 def test_broken_images_are_left_out_and_named(tmp_path, tokenizer, caplog):
@@ -139,13 +129,6 @@ def test_broken_images_are_left_out_and_named(tmp_path, tokenizer, caplog):
     assert list(dataset.broken) == ["1.png", "3.png", "4.png", "5.png"]
     assert dataset.broken["1.png"] == "the file is empty"
     assert all(f"{name}: " in caplog.text for name in dataset.broken)
-
-
-def test_a_data_set_of_broken_images_alone_is_an_error(tmp_path, tokenizer):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.png").touch()
-    with pytest.raises(DataError, match=r"none of 1 images can be read .* a\.png \(the file is empty\)"):
-        encode(tokenizer, tmp_path / "photos", tmp_path / "tokens")
 
 
 class Killed(BaseException):
@@ -221,23 +204,9 @@ def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monk
     assert contents(tmp_path) == before
 
 
-def test_the_tokenizer_lies_beside_its_tokens(encoded, tokenizer):
-    beside = tokenizer_of(TokenDataset(encoded))
-    assert beside.fingerprint() == tokenizer.fingerprint() == TokenDataset(encoded).encoding.fingerprint
-
-
-def test_another_tokenizer_in_its_place_is_spared(tmp_path, photos, tokenizer, monkeypatch):
-    first_shard = TOKENIZER_WRITES["fsync"]
-    run_until_killed(lambda: encode(build(seed=1), photos, tmp_path), "fsync", first_shard, monkeypatch)
-    with pytest.raises(PretrainedError, match="tokenizer holds something else"):
-        encode(tokenizer, photos, tmp_path)
-    assert Tokenizer.from_pretrained(tmp_path / "tokenizer").fingerprint() == build(seed=1).fingerprint()
-
-
-def test_a_run_in_its_place_is_spared(tmp_path, photos, tokenizer):
-    """Such as the tokenizer's own, where tokens are to come beside it."""
-    (tmp_path / "tokenizer/checkpoints").mkdir(parents=True)
-    tokenizer.save_pretrained(tmp_path / "tokenizer/best")
+@pytest.mark.parametrize("place", ["tokenizer", "tokenizer/best"])
+def test_another_tokenizer_or_a_run_in_its_place_is_spared(tmp_path, photos, tokenizer, place):
+    build(seed=1).save_pretrained(tmp_path / place)
     before = contents(tmp_path)
     with pytest.raises(PretrainedError, match="tokenizer holds something else"):
         encode(tokenizer, photos, tmp_path)
@@ -286,29 +255,15 @@ def test_pictures_of_other_tokens_and_other_files_are_not_mixed(tmp_path, photos
     with pytest.raises(TokenError, match="is not empty"):
         decode(tokenizer, encoded, tmp_path / "own")
     decode(tokenizer, encoded, tmp_path / "out")
-    encode(tokenizer, photos, tmp_path / "tokens", image_size=8)
+    smaller = encode(tokenizer, photos, tmp_path / "tokens", image_size=8)
+    assert smaller.encoding.grid == smaller[0].tokens.shape == (2, 2)
     with pytest.raises(TokenError, match="holds images of other tokens"):
         decode(tokenizer, tmp_path / "tokens", tmp_path / "out")
 
 
 def tokens_named(folder: Path, tokenizer: Tokenizer, names: list[str]) -> Path:
-    encoding = Encoding(
-        fingerprint=tokenizer.fingerprint(),
-        codebook_size=300,
-        stages=1,
-        grid=(2, 2),
-        image_size=8,
-        flips=False,
-        classes=(),
-        source="elsewhere",
-        source_images=len(names),
-        shard_size=10,
-    )
-    count = len(names)
-    tokens = torch.arange(count)[:, None, None].expand(count, 2, 2)
-    writer = TokenWriter(folder, encoding)
-    writer.write(0, [EncodedBatch(tokens, None, torch.full((count,), -1), names)], {})
-    writer.finish()
+    tokens = torch.arange(len(names))[:, None, None].expand(-1, 2, 2)
+    write_tokens(folder, tokens, names=names, codebook_size=300, fingerprint=tokenizer.fingerprint())
     return folder
 
 
