@@ -205,8 +205,9 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
     method: projection of the overlay to the plane.
     """
     # Imported here: matplotlib takes a second to load.
-    from lgq.plots.codebooks import atlas_sheet, norm_scatter, overlay
+    from lgq.plots.codebooks import norm_scatter, overlay
     from lgq.plots.curves import usage_histogram
+    from lgq.plots.pictures import atlas_sheet
 
     caption, counts = QUANTIZERS[study.quantizer].label, study.usage.counts
     if study.stages > 1:

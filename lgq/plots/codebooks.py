@@ -1,43 +1,28 @@
-"""Pictures of a codebook, as PNG: codes among latents in the plane, their norms, the patches they stand for.
+"""Plots of a codebook, as PNG: codes among latents in the plane, and their norms.
 
 The plane is UMAP's (McInnes et al. 2018) where umap-learn is installed, and PCA's otherwise.
 
-n = latents, k = codes, c = channels, m = patches per code, f = side of a patch in pixels.
+n = latents, k = codes, c = channels.
 """
 
 import importlib
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Float64, Int, Int64, UInt8
+from jaxtyping import Float, Float64, Int, Int64
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lgq.checks import require_at_least, require_one_of
 from lgq.errors import LGQError
-from lgq.plots.canvas import (
-    BLUE,
-    FAINT,
-    LINE,
-    MARGIN,
-    ORANGE,
-    PAPER,
-    SMALL_TEXT,
-    blank_sheet,
-    figure_png,
-    panel_figure,
-    sheet_png,
-    write,
-)
+from lgq.plots.canvas import BLUE, ORANGE, PAPER, figure_png, panel_figure
 
 Method = Literal["auto", "umap", "pca"]
 LATENT = "#c4c4c4"
@@ -45,7 +30,6 @@ MOST_PROJECTED_CODES = 2048
 """Number of codes that are drawn among the latents; of larger codebooks, a random sample is drawn."""
 
 _RARE_TO_FREQUENT = LinearSegmentedColormap.from_list("usage", ["#a5d5f2", BLUE, "#003454"])
-_ATLAS_COLUMNS, _PATCH_SIDE, _SPACE, _LABEL_WIDTH = 2, 48, 3, 150
 
 
 @dataclass(frozen=True)
@@ -162,36 +146,6 @@ def norm_scatter(
     panel.set_title(f"{caption}: norm and use of codes{remark}", loc="left")
     _write_legend(figure, panel)
     return figure_png(figure)
-
-
-def atlas_sheet(
-    patches: Mapping[int, UInt8[Tensor, "m 3 f f"]], counts: Int[Tensor, " k"], *, caption: str
-) -> bytes:
-    """Draw codes with their counts and some image patches that they encode.
-
-    patches: patches of each code to draw, in the order of drawing.
-    counts: number of tokens of every code.
-    """
-    require_at_least(1, codes=len(patches))
-    patch = next(iter(patches.values())).shape[-1]
-    scale = -(-_PATCH_SIDE // patch)
-    step, rows = scale * patch + _SPACE, -(-len(patches) // _ATLAS_COLUMNS)
-    column_width = _LABEL_WIDTH + max(map(len, patches.values())) * step
-    width = _ATLAS_COLUMNS * (column_width + MARGIN) - MARGIN
-    title = f"{caption}: image patches of the {len(patches)} most frequent codes"
-    sheet, tokens = blank_sheet(width, rows * step, title), int(counts.sum())
-    for i, (code, shown) in enumerate(patches.items()):
-        left = MARGIN + i // rows * (column_width + MARGIN)
-        top = MARGIN + LINE + i % rows * step
-        count = int(counts[code])
-        write(sheet, (left, top + 4), f"code {code:,}", size=SMALL_TEXT)
-        below = (left, top + SMALL_TEXT + 9)
-        write(sheet, below, f"{count:,} tokens, {count / tokens:.2%}", size=SMALL_TEXT, colour=FAINT)
-        for j, pixels in enumerate(shown):
-            picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-            enlarged = picture.resize((scale * patch, scale * patch), Image.Resampling.NEAREST)
-            sheet.paste(enlarged, (left + _LABEL_WIDTH + j * step, top))
-    return sheet_png(sheet)
 
 
 def _random_codes(codes: int) -> Int64[Tensor, " drawn"]:

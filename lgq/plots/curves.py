@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Int
-from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
@@ -43,10 +42,20 @@ def training_curves(records: Sequence[Record]) -> bytes:
     if not shown:
         wanted = ", ".join(curve.value for curve in CURVES)
         raise LGQError(f"none of {len(records)} records has a value of {wanted}: train for some steps first.")
-
     figure, panels = panel_figure(len(shown), (5.2, 3.2))
     for curve, panel in zip(shown, panels, strict=True):
-        _draw_curve(panel, curve, points[curve])
+        steps, values = zip(*points[curve], strict=True)
+        marker = "o" if curve.split == "validation" else None
+        panel.plot(steps, values, color=curve.colour, linewidth=2, marker=marker, markersize=5)
+        last = f"{values[-1]:.1%}" if curve.share else f"{values[-1]:.3g}"
+        place = {"xy": (steps[-1], values[-1]), "xytext": (6, 0), "textcoords": "offset points"}
+        panel.annotate(last, **place, va="center", color=curve.colour, fontweight="bold")
+        panel.set_title(curve.title, loc="left")
+        panel.set_xlabel("step")
+        panel.set_xlim(0, 1.04 * steps[-1])
+        if curve.share:
+            panel.set_ylim(0, 1.05)
+            panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     return figure_png(figure)
 
 
@@ -58,7 +67,8 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
     figure, (panel,) = panel_figure(1, (9.0, 3.6))
     panel.stairs((ordered.double() / ordered.sum()).tolist(), fill=True, color=BLUE)
     panel.axhline(1 / codes, color=ORANGE, linewidth=1.5, linestyle="--")
-    _annotate(panel, "uniform", (codes, 1 / codes), offset=(0, 5), ha="right", color=ORANGE)
+    place = {"xy": (codes, 1 / codes), "xytext": (0, 5), "textcoords": "offset points"}
+    panel.annotate("uniform", **place, ha="right", color=ORANGE)
     if used < codes:
         panel.axvspan(used, codes, color=SHADE, linewidth=0)
     title = f"{used:,} of {codes:,} codes are used ({used / codes:.1%})"
@@ -72,30 +82,6 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
 
 def _points(records: Sequence[Record], curve: Curve) -> list[tuple[int, float]]:
     """Steps and values of a curve; a value that was NaN is null in the records."""
-    values = (
-        (record["step"], record["values"].get(curve.value))
-        for record in records
-        if record["split"] == curve.split
-    )
+    lines = [record for record in records if record["split"] == curve.split]
+    values = ((line["step"], line["values"].get(curve.value)) for line in lines)
     return [(step, value) for step, value in values if value is not None]
-
-
-def _draw_curve(panel: Axes, curve: Curve, points: list[tuple[int, float]]) -> None:
-    steps, values = zip(*points, strict=True)
-    marker = "o" if curve.split == "validation" else None
-    panel.plot(steps, values, color=curve.colour, linewidth=2, marker=marker, markersize=5)
-    last = f"{values[-1]:.1%}" if curve.share else f"{values[-1]:.3g}"
-    end = (steps[-1], values[-1])
-    _annotate(panel, last, end, offset=(6, 0), va="center", color=curve.colour, fontweight="bold")
-    panel.set_title(curve.title, loc="left")
-    panel.set_xlabel("step")
-    panel.set_xlim(0, 1.04 * steps[-1])
-    if curve.share:
-        panel.set_ylim(0, 1.05)
-        panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
-
-
-def _annotate(
-    panel: Axes, text: str, point: tuple[float, float], *, offset: tuple[int, int], **style: Any
-) -> None:
-    panel.annotate(text, point, xytext=offset, textcoords="offset points", **style)

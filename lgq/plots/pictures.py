@@ -1,16 +1,16 @@
 """Pictures of images, as PNG: beside their reconstructions, token maps, codebooks, samples, inpainting.
 
 b = images, h w = height and width (of an image in pixels, of tokens in tokens), s = side of a square image,
-k = codes, p = side of a patch in pixels, c = results. Images are RGB in [-1, 1].
+k = codes, m = patches per code, p = side of a patch in pixels, c = results. Images are RGB in [-1, 1].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Integer
-from PIL import ImageDraw
+from jaxtyping import Bool, Float, Int, Integer, UInt8
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from lgq.checks import require_at_least
@@ -31,6 +31,7 @@ from lgq.plots.canvas import (
 )
 
 _LUMA = (0.299, 0.587, 0.114)
+_ATLAS_COLUMNS, _PATCH_SIDE, _SPACE, _LABEL_WIDTH = 2, 48, 3, 150
 _SAMPLE_SIDE = 128
 """Side in pixels to which small images are enlarged at most; larger ones keep their size."""
 
@@ -114,7 +115,12 @@ def codebook_grid(
     """Draw the patch of every code, from dark to bright; unused codes come last, crossed out."""
     require_at_least(1, codes=len(patches), columns=columns, scale=scale)
     side, gap = scale * patches.shape[-1], 2
-    order = _by_brightness(patches, counts, columns)
+    means = patches.detach().float().cpu().mean((2, 3))
+    brightness, warmth = (means @ means.new_tensor(_LUMA)).tolist(), (means[:, 0] - means[:, 2]).tolist()
+    used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
+    # Within each row from blue to red.
+    lines = [sorted(used[i : i + columns], key=warmth.__getitem__) for i in range(0, len(used), columns)]
+    order = [code for line in lines for code in line] + (counts == 0).nonzero().flatten().tolist()
     rows = -(-len(order) // columns)
     sheet = blank_sheet(min(columns, len(order)) * (side + gap) - gap, rows * (side + gap) - gap, caption)
     for place, code in enumerate(order):
@@ -129,6 +135,36 @@ def codebook_grid(
     return sheet_png(sheet)
 
 
+def atlas_sheet(
+    patches: Mapping[int, UInt8[Tensor, "m 3 p p"]], counts: Int[Tensor, " k"], *, caption: str
+) -> bytes:
+    """Draw codes with their counts and some image patches that they encode.
+
+    patches: patches of each code to draw, in the order of drawing.
+    counts: number of tokens of every code.
+    """
+    require_at_least(1, codes=len(patches))
+    patch = next(iter(patches.values())).shape[-1]
+    scale = -(-_PATCH_SIDE // patch)
+    step, rows = scale * patch + _SPACE, -(-len(patches) // _ATLAS_COLUMNS)
+    column_width = _LABEL_WIDTH + max(map(len, patches.values())) * step
+    width = _ATLAS_COLUMNS * (column_width + MARGIN) - MARGIN
+    title = f"{caption}: image patches of the {len(patches)} most frequent codes"
+    sheet, tokens = blank_sheet(width, rows * step, title), int(counts.sum())
+    for i, (code, shown) in enumerate(patches.items()):
+        left = MARGIN + i // rows * (column_width + MARGIN)
+        top = MARGIN + LINE + i % rows * step
+        count = int(counts[code])
+        write(sheet, (left, top + 4), f"code {code:,}", size=SMALL_TEXT)
+        below = (left, top + SMALL_TEXT + 9)
+        write(sheet, below, f"{count:,} tokens, {count / tokens:.2%}", size=SMALL_TEXT, colour=FAINT)
+        for j, levels in enumerate(shown):
+            picture = Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+            enlarged = picture.resize((scale * patch, scale * patch), Image.Resampling.NEAREST)
+            sheet.paste(enlarged, (left + _LABEL_WIDTH + j * step, top))
+    return sheet_png(sheet)
+
+
 def mean_patches(
     images: Float[Tensor, "b 3 h w"], tokens: Integer[Tensor, "b rows columns"], codebook_size: int
 ) -> Float[Tensor, "k 3 p p"]:
@@ -138,15 +174,6 @@ def mean_patches(
     codes = tokens.flatten().long()
     sums = patches.new_zeros(codebook_size, *patches.shape[1:]).index_add_(0, codes, patches)
     return sums / torch.bincount(codes, minlength=codebook_size).clamp_min(1)[:, None, None, None]
-
-
-def _by_brightness(patches: Tensor, counts: Tensor, columns: int) -> list[int]:
-    """Used codes by brightness, within each row from blue to red; then the unused ones."""
-    means = patches.detach().float().cpu().mean((2, 3))
-    brightness, warmth = (means @ means.new_tensor(_LUMA)).tolist(), (means[:, 0] - means[:, 2]).tolist()
-    used = sorted((counts > 0).nonzero().flatten().tolist(), key=brightness.__getitem__)
-    rows = [sorted(used[i : i + columns], key=warmth.__getitem__) for i in range(0, len(used), columns)]
-    return [code for row in rows for code in row] + (counts == 0).nonzero().flatten().tolist()
 
 
 def sample_grid(
@@ -191,15 +218,13 @@ def inpainting_strip(
     results: Float[Tensor, "c 3 s s"],
     *,
     name: str,
-    scale: int | None = None,
 ) -> bytes:
     """Draw the image, the image with the redrawn part in grey, and each result.
 
     mask: True where the image was redrawn.
     name: class that it was redrawn as.
-    scale: factor of enlargement; None enlarges small images.
     """
-    scale = scale or _scale(results)
+    scale = _scale(results)
     hidden = original.masked_fill(mask, 0.0)
     captions = [f"{number}. {name}" for number in range(1, len(results) + 1)]
     shown = zip(["original", "hidden", *captions], [original, hidden, *results], strict=True)

@@ -1,8 +1,4 @@
-"""Metrics over training steps: SVG charts for the page, and the README's table and picture.
-
-A chart has one line per row of an experiment, with a band over its seeds. It is plain numbers, which the
-page draws as SVG in its own colours, light or dark.
-"""
+"""Metrics over training steps: SVG charts for the page, and the README's table and picture."""
 
 from collections.abc import Callable
 from typing import NamedTuple

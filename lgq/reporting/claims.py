@@ -2,9 +2,6 @@
 
 Each claim has rules of six kinds (`KINDS`), which decide it from the records alone. A rule compares
 samples over training seeds, and counts a difference only where their intervals lie apart (`Sample`).
-
-    for verdict in decide_claims(read_result_set("results")):
-        verdict.claim.text, verdict.outcome, [finding.text for finding in verdict.findings]
 """
 
 from abc import ABC, abstractmethod
@@ -418,13 +415,12 @@ class Verdict(NamedTuple):
 def paper_claims() -> dict[str, Claim]:
     """Claims of the paper by id, in its order."""
     entries: list[dict[str, Any]] = read_paper()["claims"]
-    claims = [Claim(**entry | {"rules": tuple(map(_rule, entry.get("rules", ())))}) for entry in entries]
-    return {claim.id: claim for claim in claims}
+    rules = {entry["id"]: tuple(_rule(**rule) for rule in entry.get("rules", ())) for entry in entries}
+    return {entry["id"]: Claim(**entry | {"rules": rules[entry["id"]]}) for entry in entries}
 
 
-def _rule(entry: dict[str, Any]) -> Rule:
-    arguments = {name: _argument(name, value) for name, value in entry.items() if name != "kind"}
-    return KINDS[entry["kind"]](**arguments)
+def _rule(kind: str, **arguments: Any) -> Rule:
+    return KINDS[kind](**{name: _argument(name, value) for name, value in arguments.items()})
 
 
 def _argument(name: str, value: Any) -> Any:

@@ -1,8 +1,4 @@
-"""Tables of the report: our runs over seeds beside the paper's figures, seed-by-seed differences, all runs.
-
-for table in all_tables(read_result_set("results")):
-    table.spec.title, [(row.name, [cell.mean for cell in row.ours]) for row in table.rows]
-"""
+"""Tables of the report: our runs over seeds beside the paper's figures, differences by seed, all runs."""
 
 import json
 import tomllib
@@ -222,10 +218,9 @@ def own_table(results: ResultSet, plan: Plan) -> Table:
 
 
 def _lines(results: ResultSet, spec: TableSpec) -> list[_Line]:
-    runs_of = (
-        (row, [run for run in runs if run.has(spec.only)]) for row, runs in results.rows(spec.experiment)
-    )
-    ours = [(row, runs) for row, runs in runs_of if runs or not spec.only]
+    rows = results.rows(spec.experiment)
+    shown = ((row, [run for run in runs if run.has(spec.only)]) for row, runs in rows)
+    ours = [(row, runs) for row, runs in shown if runs or not spec.only]
     lines, matched = [], set[str]()
     for paper_row in spec.rows:
         matches = [(row, runs) for row, runs in ours if runs and runs[0].has(paper_row.settings)]
@@ -249,18 +244,18 @@ def _column(lines: list[_Line], column: Column, *, by_group: bool) -> list[Cell]
     samples = [sample_of(line.runs, column.metric) for line in lines]
     cells = []
     for line, sample in zip(lines, samples, strict=True):
-        in_group = zip((not by_group or other.group == line.group for other in lines), samples, strict=True)
-        rivals = [rival for competes, rival in in_group if competes and rival and rival is not sample]
-        cells.append(_cell(line.runs, column, sample, rivals))
+        if sample is None:
+            cells.append(Cell(NOT_GIVEN))
+            continue
+        ahead = [
+            compare_samples(sample, rival, column.better) > 0
+            for competitor, rival in zip(lines, samples, strict=True)
+            if rival and rival is not sample and (not by_group or competitor.group == line.group)
+        ]
+        best = bool(ahead) and all(ahead) and not sample.timing
+        sources = _sources(line.runs, column)
+        cells.append(Cell(column.write(sample.mean), column.spread(sample), sources, best))
     return cells
-
-
-def _cell(runs: Sequence[RunRecord], column: Column, sample: Sample | None, rivals: list[Sample]) -> Cell:
-    if sample is None:
-        return Cell(NOT_GIVEN)
-    ahead = [compare_samples(sample, rival, column.better) > 0 for rival in rivals]
-    best = bool(ahead) and all(ahead) and not sample.timing
-    return Cell(column.write(sample.mean), column.spread(sample), _sources(runs, column), best)
 
 
 def _printed(value: PrintedValue, column: Column, row: PaperRow | None) -> str:

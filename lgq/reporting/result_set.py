@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.results import ResultsError
@@ -27,10 +29,6 @@ Settings = Mapping[str, Any]
 
 TIMING_RATIO = 1.1
 """Ratio from which on two timings differ."""
-_NORMAL_QUANTILE = 1.959963984540054
-_T_QUANTILES = (12.7062047, 4.3026527, 3.1824463, 2.7764451, 2.5705818, 2.4469118, 2.3646243, 2.3060041,
-                2.2621572)  # fmt: skip
-"""97.5% quantiles of Student's t with 1, 2, ... degrees of freedom, where the series converges slowly."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,9 @@ class Sample:
             return self.mean / TIMING_RATIO**0.5, self.mean * TIMING_RATIO**0.5
         if self.std is None:
             return None
-        half = t_quantile(len(self.values) - 1) * self.std / math.sqrt(len(self.values))
+        n = len(self.values)
+        half = float(stdtrit(n - 1, 0.975)) * self.std / math.sqrt(n)
         return self.mean - half, self.mean + half
-
-
-def t_quantile(degrees: int) -> float:
-    """The 97.5% quantile of Student's t: tabulated, then by the Cornish-Fisher series, to 2e-4."""
-    if degrees <= len(_T_QUANTILES):
-        return _T_QUANTILES[degrees - 1]
-    z, n = _NORMAL_QUANTILE, degrees
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / n + second / n**2 + third / n**3
 
 
 def compare_samples(a: Sample, b: Sample, better: Better | None) -> int:
@@ -287,7 +275,12 @@ def read_result_set(directory: str | Path) -> ResultSet:
     results = ResultSet(files, plans={}, runs={})
     for path in sorted(files.root.glob("rows/*.json")):
         with results.noting_damage(path):
-            record = _checked(files.record(path.stem), path.stem)
+            record = files.record(path.stem) or {}
+            for name, kind in {"id": str, "kind": str, "metrics": dict}.items():
+                if not isinstance(record.get(name), kind):
+                    raise ResultsError(f"{name!r} is missing or not of type {kind.__name__}")
+            if record["id"] != path.stem:
+                raise ResultsError(f"it is the record of {record['id']!r}")
             results.runs[path.stem] = RunRecord(record, _journal(results, path.stem))
     for path in sorted(files.root.glob("experiments/*.json")):
         with results.noting_damage(path):
@@ -299,17 +292,6 @@ def read_result_set(directory: str | Path) -> ResultSet:
     tokenizers = {id: results.runs.get(str(run.record.get("tokenizer"))) for id, run in results.runs.items()}
     linked = {id: replace(run, tokenizer=tokenizers[id]) for id, run in results.runs.items()}
     return replace(results, runs=linked)
-
-
-def _checked(record: dict[str, Any] | None, id: str) -> dict[str, Any]:
-    """The record, with everything that the report relies on."""
-    record = record or {}
-    for name, kind in {"id": str, "kind": str, "metrics": dict}.items():
-        if not isinstance(record.get(name), kind):
-            raise ResultsError(f"{name!r} is missing or not of type {kind.__name__}")
-    if record["id"] != id:
-        raise ResultsError(f"it is the record of {record['id']!r}")
-    return record
 
 
 def _journal(results: ResultSet, id: str) -> tuple[dict[str, Any], ...]:

@@ -8,15 +8,15 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from png_pixels import count, opened, place
+from png_pixels import count, opened
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from lgq.plots import codebooks
 from lgq.plots.canvas import ORANGE
-from lgq.plots.codebooks import LATENT, atlas_sheet, norm_scatter, overlay, project
+from lgq.plots.codebooks import LATENT, norm_scatter, overlay, project
 
-CODES, PATCH, KEEP = 12, 3, 4
+CODES = 12
 SCALES = torch.tensor([0.1, 5.0, 0.2, 2.0])
 
 
@@ -101,8 +101,6 @@ def test_bad_input_is_refused_by_name():
         project(latents[:1], codes)
     with pytest.raises(ValueError, match="method must be 'auto' or 'umap' or 'pca', got 'tsne'"):
         project(latents, codes, method="tsne")
-    with pytest.raises(ValueError, match="codes must be at least 1, got 0"):
-        atlas_sheet({}, torch.ones(CODES).long(), caption="")
 
 
 def test_an_overlay_gives_the_norms_of_latents_and_codes(titles):
@@ -164,17 +162,3 @@ def test_norms_are_shown_with_their_correlation(titles):
     assert titles[-1] == "LGQ: norm and use of codes (correlation +1.00)"
     norm_scatter(codes, counts, caption="LGQ")
     assert "correlation" not in titles[-1]
-
-
-def test_an_atlas_shows_patches_as_they_are_beside_their_code():
-    patches = {code: torch.randint(256, (KEEP, 3, PATCH, PATCH), dtype=torch.uint8) for code in (7, 3, 9, 0)}
-    picture = opened(atlas_sheet(patches, torch.arange(CODES), caption="LGQ"))
-    scale = codebooks._PATCH_SIDE // PATCH
-    pixels = [patch.permute(1, 2, 0).numpy() for shown in patches.values() for patch in shown]
-    corners = [place(patch.repeat(scale, 0).repeat(scale, 1), picture) for patch in pixels]
-    tops, lefts = np.array(corners).reshape(len(patches), KEEP, 2).transpose(2, 0, 1)
-    assert (tops == tops[:, :1]).all()
-    assert tops[0, 0] == tops[2, 0] < tops[1, 0] == tops[3, 0]
-    assert (np.diff(lefts) > 0).all()
-    fewer = opened(atlas_sheet({7: patches[7]}, torch.arange(CODES), caption="LGQ"))
-    assert fewer.shape[0] < picture.shape[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from lgq.plots import canvas
 from lgq.plots.pictures import (
     Panel,
+    atlas_sheet,
     codebook_grid,
     inpainting_strip,
     mean_patches,
@@ -158,10 +159,23 @@ def test_a_strip_shows_the_image_what_is_hidden_and_the_results():
     mask = torch.zeros(30, 30, dtype=torch.bool)
     mask[:, 12:] = True
     hidden = torch.where(mask, torch.zeros(()), original)
-    picture = opened(inpainting_strip(original, mask, results, name="dog", scale=2))
-    places = [place(levels(image, 2), picture) for image in (original, hidden, *results)]
+    picture = opened(inpainting_strip(original, mask, results, name="dog"))
+    places = [place(levels(image, 4), picture) for image in (original, hidden, *results)]
     top, left = places[0]
-    assert places == [(top, left + n * (60 + canvas.MARGIN)) for n in range(4)]
+    assert places == [(top, left + n * (120 + canvas.MARGIN)) for n in range(4)]
+
+
+def test_an_atlas_shows_patches_as_they_are_beside_their_code():
+    patches = {code: torch.randint(256, (4, 3, 3, 3), dtype=torch.uint8) for code in (7, 3, 9, 0)}
+    picture = opened(atlas_sheet(patches, torch.arange(12), caption="LGQ"))
+    pixels = [patch.permute(1, 2, 0).numpy() for shown in patches.values() for patch in shown]
+    corners = [place(patch.repeat(16, 0).repeat(16, 1), picture) for patch in pixels]
+    tops, lefts = np.array(corners).reshape(len(patches), 4, 2).transpose(2, 0, 1)
+    assert (tops == tops[:, :1]).all()
+    assert tops[0, 0] == tops[2, 0] < tops[1, 0] == tops[3, 0]
+    assert (np.diff(lefts) > 0).all()
+    fewer = opened(atlas_sheet({7: patches[7]}, torch.arange(12), caption="LGQ"))
+    assert fewer.shape[0] < picture.shape[0]
 
 
 def test_empty_pictures_and_wrong_sizes_are_refused():
@@ -170,6 +184,7 @@ def test_empty_pictures_and_wrong_sizes_are_refused():
         (lambda: side_by_side([]), "panels"),
         (lambda: reconstruction_grid(nothing, nothing, caption=""), "images"),
         (lambda: codebook_grid(nothing, torch.empty(0, dtype=torch.int64), caption=""), "codes"),
+        (lambda: atlas_sheet({}, torch.ones(12).long(), caption=""), "codes"),
         (lambda: sample_grid(image, [0], ("",), caption="", columns=0), "columns"),
         (lambda: sample_grid(image, [0], ("",), caption="", scale=-1), "scale"),
     ):
