@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lgq.checks import require_between
 from lgq.ops.numerics import at_least_float32
 
 _UPDATES = "updates"
@@ -25,7 +24,6 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        require_between(0, 1, decay=decay)
         self.decay = decay
         self.updates = 0
         self._averages = {name: at_least_float32(_copy(p)) for name, p in model.named_parameters()}
@@ -37,8 +35,7 @@ class WeightAverage:
         parameters = dict(model.named_parameters())
         values = [parameters[name].to(average.dtype) for name, average in self._averages.items()]
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        if values:
-            get_ema_multi_avg_fn(decay)(list(self._averages.values()), values, self.updates)
+        get_ema_multi_avg_fn(decay)(list(self._averages.values()), values, self.updates)
         _overwrite(self._buffers, dict(model.named_buffers()))
         self.updates += 1
 

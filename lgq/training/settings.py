@@ -47,7 +47,6 @@ class Schedule:
 
     def multiplier(self, step: int, total_steps: int) -> float:
         """Return the multiplier of a step: 1 at step `warmup_steps`, the final value at `total_steps`."""
-        require_at_least(0, step=step)
         if self.warmup_steps >= total_steps:
             raise LGQError(
                 f"warmup_steps must be fewer than the steps of the run, got {self.warmup_steps} of "

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,30 +29,24 @@ def steps_of(run: Path) -> list[int]:
     return [record["step"] for record in read_records(run)]
 
 
-def test_a_record_is_a_line_with_step_split_and_values(tmp_path):
+def test_a_record_is_a_line_that_is_written_at_once_with_null_for_nan(tmp_path):
+    assert read_records(tmp_path) == []
+    values = {"psnr": 20.5, "ssim": float("inf"), "l1": float("nan")}
     with open_journal(tmp_path, step=0) as journal:
-        journal.record(3, "validation", {"psnr": 20.5}, seconds=7.0, best=True)
-    (line,) = (tmp_path / METRICS).read_text().splitlines()
-    expected = {"step": 3, "split": "validation", "seconds": 7.0, "values": {"psnr": 20.5}, "best": True}
+        journal.record(3, "validation", values, seconds=7.0, best=True)
+        (line,) = (tmp_path / METRICS).read_text().splitlines()
+    finite = {"psnr": 20.5, "ssim": None, "l1": None}
+    expected = {"step": 3, "split": "validation", "seconds": 7.0, "values": finite, "best": True}
     assert json.loads(line) == expected
 
 
-def test_a_record_is_in_the_file_before_the_journal_closes(tmp_path):
-    with open_journal(tmp_path, step=0) as journal:
-        journal.record(1, "train", {"l1": 0.5}, seconds=0.0)
-        assert steps_of(tmp_path) == [1]
-
-
-def test_records_after_the_resumed_step_are_dropped(tmp_path):
+@pytest.mark.parametrize(("after", "left"), [(0, []), (4, [1, 2, 3, 4]), (7, list(range(1, 8)))])
+def test_records_after_the_resumed_step_are_dropped_and_others_not_rewritten(tmp_path, after, left):
     record_steps(tmp_path, range(1, 8))
-    record_steps(tmp_path, range(5, 7), after=4)
-    assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_run_that_starts_anew_has_no_records_of_an_earlier_one(tmp_path):
-    record_steps(tmp_path, range(1, 4))
-    record_steps(tmp_path, range(0))
-    assert steps_of(tmp_path) == []
+    before = (tmp_path / METRICS).stat().st_ino
+    record_steps(tmp_path, range(after + 1, after + 3), after=after)
+    assert steps_of(tmp_path) == [*left, after + 1, after + 2]
+    assert ((tmp_path / METRICS).stat().st_ino == before) == (after == 7)
 
 
 @pytest.mark.parametrize("torn", [b"{", b'{"step": 3', b'{"step": 3}', b"\x00\x00\n", b"7\n"])
@@ -63,13 +58,6 @@ def test_a_torn_last_line_is_dropped(tmp_path, torn):
     record_steps(tmp_path, range(3, 4), after=2)
     assert steps_of(tmp_path) == [1, 2, 3]
     assert torn not in (tmp_path / METRICS).read_bytes().splitlines()
-
-
-def test_nothing_is_rewritten_where_nothing_is_dropped(tmp_path):
-    record_steps(tmp_path, range(1, 3))
-    before = (tmp_path / METRICS).stat().st_ino
-    record_steps(tmp_path, range(0), after=2)
-    assert (tmp_path / METRICS).stat().st_ino == before
 
 
 def test_a_process_killed_while_it_drops_records_leaves_them_all_or_the_kept_ones(tmp_path, monkeypatch):
@@ -89,16 +77,6 @@ def test_a_process_killed_while_it_drops_records_leaves_them_all_or_the_kept_one
     assert all(steps in ([1, 2, 3, 4], [1, 2]) for steps in left)
     assert left[0] == [1, 2, 3, 4]
     assert left[-1] == [1, 2]
-
-
-def test_a_value_that_is_no_number_is_null(tmp_path):
-    with open_journal(tmp_path, step=0) as journal:
-        journal.record(1, "validation", {"psnr": float("inf"), "l1": float("nan")}, seconds=0.0)
-    assert read_records(tmp_path)[0]["values"] == {"psnr": None, "l1": None}
-
-
-def test_a_directory_without_records_has_none(tmp_path):
-    assert read_records(tmp_path) == []
 
 
 def test_tensorboard_shows_the_same_values(tmp_path):
@@ -198,17 +176,22 @@ def test_an_offline_run_has_the_records_and_draws_no_random_numbers(tmp_path, mo
     assert [record["step"] for record in read_records(tmp_path)] == [1, 2]
 
 
-def test_a_record_carries_its_step_and_the_names_of_its_split(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_record_carries_its_step_and_the_end_its_exit_code(tmp_path, monkeypatch, fails):
     fake = FakeRun()
     started = use(monkeypatch, fake)
     (tmp_path / "photos").mkdir()
-    with WandbTracker(tmp_path / "photos", "me/pictures", {"seed": 7}, resumed=False) as tracker:
+    with (
+        suppress(KeyError),
+        WandbTracker(tmp_path / "photos", "me/pictures", {"seed": 7}, resumed=False) as tracker,
+    ):
         tracker.record(3, "train", {"l1": 0.5})
-    assert fake.logged == [{"step": 3, "train/l1": 0.5}, 0]
+        if fails:
+            raise KeyError
+    assert fake.logged == [{"step": 3, "train/l1": 0.5}, int(fails)]
     (options,) = started
-    chosen = {name: options[name] for name in ("entity", "project", "name", "config", "resume")}
     expected = {"entity": "me", "project": "pictures", "name": "photos", "config": {"seed": 7}}
-    assert chosen == expected | {"resume": "allow"}
+    assert options.items() >= (expected | {"resume": "allow"}).items()
 
 
 def test_the_id_belongs_to_the_directory_and_the_project(tmp_path, monkeypatch):
@@ -217,14 +200,6 @@ def test_the_id_belongs_to_the_directory_and_the_project(tmp_path, monkeypatch):
         WandbTracker(tmp_path, project, {}, resumed=True)
     first, second, other, _ = (options["id"] for options in started)
     assert first == second != other
-
-
-def test_a_run_that_failed_is_told_so(tmp_path, monkeypatch):
-    fake = FakeRun()
-    use(monkeypatch, fake)
-    with pytest.raises(RuntimeError), WandbTracker(tmp_path, "a", {}, resumed=False):
-        raise RuntimeError
-    assert fake.logged == [1]
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
@@ -250,14 +225,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
         WandbTracker(tmp_path, "a", {}, resumed=True)
 
 
-def test_a_new_run_is_refused_where_it_cannot_start(tmp_path, monkeypatch):
+def test_where_wandb_does_not_start_a_new_run_is_refused_and_a_resumed_one_goes_on(
+    tmp_path, monkeypatch, caplog
+):
     use(monkeypatch, ConnectionError("no network"))
     with pytest.raises(LGQError, match=r"does not start: no network; .*WANDB_MODE=offline"):
         WandbTracker(tmp_path, "a", {}, resumed=False)
-
-
-def test_a_resumed_run_goes_on_where_it_cannot_start(tmp_path, monkeypatch, caplog):
-    use(monkeypatch, ConnectionError("no network"))
     with WandbTracker(tmp_path, "a", {}, resumed=True) as tracker:
         tracker.record(1, "train", {"l1": 0.5})
     assert "does not start, the run continues without it: no network" in caplog.text

@@ -1,13 +1,13 @@
 """The loop keeps its promises to whatever learns: here a walk that draws random steps."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.errors import LGQError
-from lgq.files import LockError, directory_lock
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import WandbTracker, read_records
 from lgq.training.loop import SIGNALS, DivergedError, run_loop, stop_on_signals
@@ -107,139 +106,104 @@ def test_a_whole_run_leaves_what_the_contract_names(tmp_path):
 
 
 @pytest.mark.parametrize("stops", [[0], [1], [2], [5], [8], [0, 1, 4, 6]])
-def test_a_resumed_run_equals_an_unbroken_run(tmp_path, stops):
+def test_a_run_is_stopped_after_a_step_and_resumed_as_if_it_had_not_been(tmp_path, stops):
     walk(tmp_path / "unbroken")
-    for step in stops:
-        stopped = walk(tmp_path / "broken", signals={step: signal.SIGTERM})
-        assert stopped.outcome.step == step + 1
-    walk(tmp_path / "broken")
+    run = tmp_path / "broken"
+    for step, number in zip(stops, itertools.cycle(SIGNALS), strict=False):
+        stopped = walk(run, signals={step: number})
+        finished = step == 8
+        assert stopped.outcome.reason == ("finished" if finished else "interrupted")
+        assert (stopped.outcome.step, stopped.outcome.exit_code) == (step + 1, 0 if finished else 75)
+        assert Checkpoints(run / "checkpoints").latest().name == f"step-{step + 1:06d}"
+        assert json.loads((run / "last/place.json").read_text()) == stopped.place.tolist()
+    walk(run)
     # The states that were saved on the way are of other steps; the last is of the same.
-    unbroken, broken = content(tmp_path / "unbroken"), content(tmp_path / "broken")
+    unbroken, broken = content(tmp_path / "unbroken"), content(run)
     last = "step-000009"
     assert_identical(broken.pop("states")[last], unbroken.pop("states")[last])
     assert_identical(broken, unbroken)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_run_after_its_step_with_everything_saved(tmp_path, number):
-    trainer = walk(tmp_path, signals={4: number})
-    assert trainer.outcome.reason == "interrupted"
-    assert trainer.outcome.exit_code == 75
-    assert trainer.visited == [0, 1, 2, 3, 4]
-    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000005"
-    assert json.loads((tmp_path / "last/place.json").read_text()) == trainer.place.tolist()
-
-
-def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+def test_a_finished_run_has_nothing_left_to_do_but_weights_that_a_kill_kept_it_from(tmp_path):
     walk(tmp_path)
     before = content(tmp_path)
+    (tmp_path / "last/place.json").write_text("of an earlier checkpoint")
     again = walk(tmp_path)
     assert again.visited == []
     assert again.outcome.reason == "finished"
     assert_identical(content(tmp_path), before)
 
 
-def test_a_run_killed_after_its_last_checkpoint_still_gets_its_last_weights(tmp_path):
-    trainer = walk(tmp_path)
-    (tmp_path / "last/place.json").write_text("of an earlier checkpoint")
-    walk(tmp_path)
-    assert json.loads((tmp_path / "last/place.json").read_text()) == trainer.place.tolist()
-
-
 @pytest.mark.parametrize("poison", ["near", "far", "raise"])
-def test_a_term_that_is_no_number_stops_the_run_with_a_diagnosis(tmp_path, poison):
+def test_nan_stops_the_run_with_a_diagnosis_and_it_resumes_from_its_last_checkpoint(tmp_path, poison):
+    run = tmp_path / "broken"
     name = "the start" if poison == "raise" else poison
     with pytest.raises(DivergedError, match=rf"{name} is not finite at step 5: .*of step 4.*a\.png, b\.png"):
-        walk(tmp_path, poison={5: poison})
-    assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000004"
-    assert max(record["step"] for record in read_records(tmp_path)) == 4
-    healthy = Walk()
-    for step in range(4):
-        healthy.train_step(step)
-    assert json.loads((tmp_path / "last/place.json").read_text()) == healthy.place.tolist()
-
-
-def test_a_run_that_diverged_can_go_on_from_its_last_good_checkpoint(tmp_path):
+        walk(run, poison={5: poison})
+    assert Checkpoints(run / "checkpoints").latest().name == "step-000004"
+    assert max(record["step"] for record in read_records(run)) == 4
+    assert json.loads((run / "last/place.json").read_text()) == place_after(4)
+    assert walk(run).visited == [4, 5, 6, 7, 8]
     walk(tmp_path / "unbroken")
-    with pytest.raises(DivergedError):
-        walk(tmp_path / "broken", poison={5: "near"})
-    assert walk(tmp_path / "broken").visited == [4, 5, 6, 7, 8]
-    assert_identical(content(tmp_path / "broken"), content(tmp_path / "unbroken"))
+    assert_identical(content(run), content(tmp_path / "unbroken"))
 
 
-def test_patience_ends_a_run_that_no_longer_improves(tmp_path):
+def place_after(steps: int) -> list[float]:
+    """Where an undisturbed walk is after so many steps."""
+    trainer = Walk()
+    for step in range(steps):
+        trainer.train_step(step)
+    return trainer.place.tolist()
+
+
+def test_patience_ends_a_run_that_no_longer_improves_and_counts_over_restarts(tmp_path):
     settings = LoopSettings(steps=50, validate_every=1, checkpoint_every=50, patience=3)
-    scores = {1: 5.0, 2: 4.0, 3: 4.0, 4: 4.5, 5: 6.0, 6: 1.0}
-    trainer = walk(tmp_path, settings=settings, scores=scores)
-    outcome = trainer.outcome
+    changes = {"settings": settings, "scores": {1: 5.0, 2: 4.0, 3: 4.0, 4: 4.5, 5: 6.0, 6: 1.0}}
+    outcome = walk(tmp_path / "unbroken", **changes).outcome
     assert (outcome.reason, outcome.step, outcome.best, outcome.best_step) == ("no_improvement", 5, 4.0, 2)
     assert outcome.exit_code == 0
-    assert walk(tmp_path, settings=settings, scores=scores).outcome == outcome
+    assert walk(tmp_path / "unbroken", **changes).outcome == outcome
+    for step in (0, 2, 3):
+        walk(tmp_path / "broken", **changes, signals={step: signal.SIGTERM})
+    assert walk(tmp_path / "broken", **changes).outcome == outcome
 
 
-def test_patience_counts_over_restarts(tmp_path):
-    settings = LoopSettings(steps=50, validate_every=1, checkpoint_every=50, patience=3)
-    scores = {step: float(step) for step in range(1, 51)}
-    for step in (0, 1, 2):
-        walk(tmp_path, settings=settings, scores=scores, signals={step: signal.SIGTERM})
-    assert walk(tmp_path, settings=settings, scores=scores).outcome.step == 4
-
-
-def test_the_best_weights_are_those_of_the_lowest_score(tmp_path):
-    scores, best_step = {3: 2.0, 6: 1.0, 9: 1.5}, 6
-    trainer = walk(tmp_path, scores=scores)
-    assert (trainer.outcome.best, trainer.outcome.best_step) == (scores[best_step], best_step)
-    twin = Walk()
-    for step in range(best_step):
-        twin.train_step(step)
-    assert json.loads((tmp_path / "best/place.json").read_text()) == twin.place.tolist()
+def test_the_best_weights_are_those_of_the_lowest_score_which_nan_never_is(tmp_path):
+    outcome = walk(tmp_path, scores={3: float("nan"), 6: 1.0, 9: 1.5}).outcome
+    assert (outcome.best, outcome.best_step) == (1.0, 6)
+    assert json.loads((tmp_path / "best/place.json").read_text()) == place_after(6)
     chosen = [(r["step"], r["best_by"]) for r in read_records(tmp_path) if r.get("best")]
-    assert chosen[-1] == (best_step, "distance")
+    assert chosen == [(6, "distance")]
 
 
 class Killed(BaseException):
     pass
 
 
-class Mortal(Walk):
-    """Is killed when it is to do something for the `last`-th time."""
+def mortal(last: int, settings: LoopSettings, out: Path) -> Walk:
+    """A walk that is killed when it is to do something for the `last`-th time."""
+    trainer, calls = Walk(settings, out), itertools.count(1)
 
-    def __init__(self, last: int, settings: LoopSettings, out: Path):
-        super().__init__(settings, out)
-        self.left = last
+    def dying(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            if next(calls) == last:
+                raise Killed
+            return method(*args)
 
-    def _live(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
+        return call
 
-    def train_step(self, step: int) -> dict[str, Tensor]:
-        self._live()
-        return super().train_step(step)
-
-    def validate(self, step: int) -> dict[str, float]:
-        self._live()
-        return super().validate(step)
-
-    def state(self) -> dict[str, Any]:
-        self._live()
-        return super().state()
-
-    def save_pretrained(self, directory: Path) -> None:
-        self._live()
-        super().save_pretrained(directory)
+    for name in ("train_step", "validate", "state", "save_pretrained"):
+        setattr(trainer, name, dying(getattr(trainer, name)))
+    return trainer
 
 
 def test_wherever_a_run_is_killed_its_best_weights_are_of_the_best_score_that_it_knows(quick_path):
     settings = LoopSettings(steps=4, validate_every=1, checkpoint_every=4)
-    scores = {1: 3.0, 2: 2.0, 3: 5.0, 4: 1.0}
-    unbroken = Walk(settings)
-    places = [unbroken.train_step(step) and unbroken.place.tolist() for step in range(4)]
     best_steps = []
     for last in range(1, 18):
         run = quick_path / str(last)
-        trainer = Mortal(last, settings, run)
-        trainer.scores = scores
+        trainer = mortal(last, settings, run)
+        trainer.scores = {1: 3.0, 2: 2.0, 3: 5.0, 4: 1.0}
         with pytest.raises(Killed):
             run_loop(trainer)
         if not Checkpoints(run / "checkpoints").paths():
@@ -247,7 +211,7 @@ def test_wherever_a_run_is_killed_its_best_weights_are_of_the_best_score_that_it
             continue
         out_of_time = dataclasses.replace(settings, minutes=1e-9)
         best_steps.append(walk(run, settings=out_of_time).outcome.best_step)
-        assert json.loads((run / "best/place.json").read_text()) == places[best_steps[-1] - 1], last
+        assert json.loads((run / "best/place.json").read_text()) == place_after(best_steps[-1]), last
     assert set(best_steps) == {1, 2, 4}
 
 
@@ -271,11 +235,6 @@ def test_no_checkpoint_is_ahead_of_its_records_on_the_disk(tmp_path, monkeypatch
     assert all(synced == written > 0 for synced, written in observed)
 
 
-def test_a_score_that_is_no_number_is_never_the_best(tmp_path):
-    outcome = walk(tmp_path, scores={3: float("nan"), 6: 1.0, 9: float("nan")}).outcome
-    assert (outcome.best, outcome.best_step) == (1.0, 6)
-
-
 def test_the_time_budget_counts_over_restarts(tmp_path):
     walk(tmp_path, signals={0: signal.SIGTERM}, settings=LoopSettings(steps=9))
     spent = walk(tmp_path, settings=LoopSettings(steps=9, minutes=1e-9))
@@ -284,31 +243,21 @@ def test_the_time_budget_counts_over_restarts(tmp_path):
 
 
 def test_a_run_out_of_time_saves_the_step_that_it_was_at(tmp_path, monkeypatch):
-    def clock() -> Iterator[float]:
-        yield from (20.0 * i for i in count())  # seconds, at each look
-
-    times = clock()
+    times = itertools.count(0.0, 20.0)  # seconds, at each look
     monkeypatch.setattr("lgq.training.loop.time", SimpleNamespace(monotonic=lambda: next(times)))
     outcome = walk(tmp_path, settings=LoopSettings(steps=9, log_every=9, minutes=1.5)).outcome
     assert (outcome.reason, outcome.step) == ("out_of_time", 4)
     assert Checkpoints(tmp_path / "checkpoints").latest().name == "step-000004"
 
 
-def test_never_refuses_a_directory_with_a_run(tmp_path):
-    walk(tmp_path / "run", resume="never")
-    with pytest.raises(LGQError, match="holds a run already"):
-        walk(tmp_path / "run", resume="never")
-
-
-def test_must_refuses_a_directory_without_a_run_and_makes_none(tmp_path):
+def test_a_run_is_resumed_only_where_the_caller_allows_it(tmp_path):
     with pytest.raises(LGQError, match="holds no run to resume"):
         walk(tmp_path / "run", resume="must")
     assert not (tmp_path / "run").exists()
-    walk(tmp_path / "run", signals={2: signal.SIGTERM})
+    walk(tmp_path / "run", resume="never", signals={2: signal.SIGTERM})
+    with pytest.raises(LGQError, match="holds a run already"):
+        walk(tmp_path / "run", resume="never")
     assert walk(tmp_path / "run", resume="must").visited[0] == 3
-
-
-def test_an_unknown_way_to_resume_is_refused(tmp_path):
     with pytest.raises(Exception, match="perhaps"):
         walk(tmp_path, resume="perhaps")
 
@@ -355,11 +304,6 @@ def test_weights_and_biases_gets_every_record_and_may_join_later(tmp_path, monke
     assert told == [(tmp_path, "pictures", "pictures", True), *recorded, "over"]
 
 
-def test_a_directory_in_use_is_refused(tmp_path):
-    with directory_lock(tmp_path), pytest.raises(LockError, match=f"in use by process {os.getpid()}"):
-        walk(tmp_path)
-
-
 def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
     observed = {}
 
@@ -375,15 +319,6 @@ def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
     assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
     assert (environment["seed"], environment["world_size"]) == (3, 1)
     assert environment["torch"] == torch.__version__
-
-
-def test_a_full_disk_is_one_clear_sentence(tmp_path, monkeypatch):
-    def full(path: Path, value: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lgq.training.run_directory.replace_json", full)
-    with pytest.raises(LGQError, match="No space left on device; free space"):
-        walk(tmp_path)
 
 
 def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):

@@ -1,7 +1,6 @@
 """Training a tokenizer: whatever stops it, it ends where it would have ended."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -13,11 +12,11 @@ import pytest
 import torch
 from cheap_inception import FEATURES, CheapInception
 from identity import assert_identical
+from leftovers import last_state
 from PIL import Image
 from tiny_run import EVERYTHING, RUNS, TINY, before_step, left_by, terminate, train
 
-from lgq.data import FolderDataset, ImageLoader
-from lgq.data.loader import Batch
+from lgq.data import FolderDataset
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks
@@ -101,22 +100,6 @@ def test_the_seed_of_a_run_is_that_of_its_codes(photos, tmp_path):
     assert not torch.equal(*codebooks)
 
 
-def test_accumulated_batches_have_the_gradient_of_one_large_batch(photos, tmp_path):
-    # Diversity is no mean over images, so it is left out of this comparison.
-    run = replace(TINY, quantizer_options={"diversity_weight": 0.0})
-    norms = []
-    for batch_size, accumulate in ((4, 1), (2, 2)):
-        trainer = begin(replace(run, batch_size=batch_size, accumulate=accumulate), photos, tmp_path)
-        norms.append(trainer.train_step(0)["gradient"])
-    torch.testing.assert_close(*norms)
-
-
-def test_tau_goes_all_the_way_with_every_step(photos, tmp_path):
-    train(TINY, photos, tmp_path)
-    taus = [record["values"]["tau"] for record in read_records(tmp_path) if record["split"] == "train"]
-    assert taus == pytest.approx(np.linspace(1.0, 0.1, 6).tolist())
-
-
 def test_the_discriminator_joins_at_its_step_and_learns(photos, tmp_path):
     train(EVERYTHING, photos, tmp_path)
     train_records = [r["values"] for r in read_records(tmp_path) if r["split"] == "train"]
@@ -126,28 +109,19 @@ def test_the_discriminator_joins_at_its_step_and_learns(photos, tmp_path):
     assert rates[0] < rates[1] < rates[2] > rates[3] > rates[5]
 
 
-def test_best_and_last_are_tokenizers_and_the_record_says_by_what(photos, tmp_path):
-    outcome = train(replace(TINY, average_decay=0.5), photos, tmp_path)
+def test_best_and_last_hold_the_averaged_weights_and_records_say_by_what(photos, tmp_path):
+    outcome = train(replace(TINY, average_decay=0.9), photos, tmp_path)
     for name in ("best", "last"):
         tokens = Tokenizer.from_pretrained(tmp_path / name).encode(torch.zeros(1, 3, 12, 12))
         assert tokens.shape == (1, 6, 6)
+    state = last_state(tmp_path)["trainer"]
+    saved = Tokenizer.from_pretrained(tmp_path / "last").state_dict()["decoder.to_image.weight"]
+    assert torch.equal(saved, state["average"]["weights.decoder.to_image.weight"])
+    assert not torch.equal(saved, state["model"]["decoder.to_image.weight"])
     validation = [record for record in read_records(tmp_path) if record["split"] == "validation"]
     assert {record["best_by"] for record in validation} == {"l1"}
     assert outcome.best == min(record["values"]["l1"] for record in validation)
     assert validation[0]["values"].keys() >= {"psnr", "ssim", "l1", "utilization", "perplexity"}
-
-
-def test_what_is_saved_is_the_average_and_not_the_weights_themselves(photos, tmp_path):
-    train(replace(TINY, average_decay=0.9), photos, tmp_path)
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    state = checkpoints.load(checkpoints.latest())["trainer"]
-    saved = Tokenizer.from_pretrained(tmp_path / "last").state_dict()["decoder.to_image.weight"]
-    assert torch.equal(saved, state["average"]["weights.decoder.to_image.weight"])
-    assert not torch.equal(saved, state["model"]["decoder.to_image.weight"])
-
-
-def test_a_validation_draws_images_above_reconstructions(photos, tmp_path):
-    train(TINY, photos, tmp_path)
     names = sorted(path.name for path in (tmp_path / "images").iterdir())
     assert names == ["step-000003.png", "step-000006.png"]
     with Image.open(tmp_path / "images" / names[0]) as grid:
@@ -178,19 +152,14 @@ def test_the_stages_of_a_residual_quantizer_count_their_codes_apart(photos, tmp_
     assert read_records(tmp_path)[-1]["values"]["utilization"] == pytest.approx(used / 32)
 
 
-def test_config_is_resolved_to_the_options_of_the_quantizer(photos, tmp_path):
-    train(replace(TINY, loop=LoopSettings(steps=1)), photos, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["quantizer_options"]["tau_start"] == 1.0
-    assert config["data"] == {"source": f"FolderDataset({str(photos)!r})", "images": 5}
-
-
-def test_epochs_become_steps_that_config_holds_and_annealing_follows(photos, tmp_path):
+def test_epochs_and_options_are_resolved_in_config_and_annealing_follows(photos, tmp_path):
     # Two passes over five images, two at a time.
     run = replace(TINY, loop=replace(TINY.loop, steps=1_000, epochs=2))
     assert train(run, photos, tmp_path).step == 5
-    loop = json.loads((tmp_path / "config.json").read_text())["loop"]
-    assert (loop["steps"], loop["epochs"]) == (5, 2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["loop"]["steps"], config["loop"]["epochs"]) == (5, 2)
+    assert config["quantizer_options"]["tau_start"] == 1.0
+    assert config["data"] == {"source": f"FolderDataset({str(photos)!r})", "images": 5}
     taus = [record["values"]["tau"] for record in read_records(tmp_path) if record["split"] == "train"]
     assert taus == pytest.approx(np.linspace(1.0, 0.1, 5).tolist())
 
@@ -238,12 +207,16 @@ def test_lpips_is_learned_from_and_decides_which_weights_are_best(photos, tmp_pa
     assert validated["values"]["lpips"] == pytest.approx(distances.mean().item())
 
 
-def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_once(
-    photos, tmp_path, monkeypatch
-):
-    network = CheapInception()
-    monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> CheapInception:
+    """Stands for Inception."""
+    cheap = CheapInception()
+    monkeypatch.setattr(InceptionV3, "pretrained", lambda: cheap)
     monkeypatch.setattr("lgq.metrics.quality.FEATURES", FEATURES)
+    return cheap
+
+
+def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_once(photos, tmp_path, network):
     run = replace(TINY, best_by="rfid", loop=LoopSettings(steps=2, validate_every=1))
     train(run, photos, tmp_path)
     first, second = (r for r in read_records(tmp_path) if r["split"] == "validation")
@@ -257,10 +230,7 @@ def test_rfid_decides_which_weights_are_best_and_the_originals_pass_inception_on
     assert fresh.validate(2)["rfid"] == pytest.approx(second["values"]["rfid"])
 
 
-def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, monkeypatch):
-    network = CheapInception()
-    monkeypatch.setattr(InceptionV3, "pretrained", lambda: network)
-    monkeypatch.setattr("lgq.metrics.quality.FEATURES", FEATURES)
+def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, network, monkeypatch):
     run = replace(TINY, best_by="rfid", rfid_images=2, batch_size=1, loop=LoopSettings(steps=1))
     train(run, photos, tmp_path)
     assert network.seen == 2 * 2
@@ -268,14 +238,11 @@ def test_rfid_may_be_taken_on_part_of_the_validated_images(photos, tmp_path, mon
     few = begin(replace(run, validation_images=2, rfid_images=None), photos, tmp_path)
     few.tokenizer.load_state_dict(Tokenizer.from_pretrained(tmp_path / "last").state_dict())
     # The images of a validation of 3, and the first two thirds of them.
-    monkeypatch.setattr(few._validation_loader, "one_pass", first_two_of_three(few._validation_loader))
+    first_two = list(few._validation_loader.one_pass(3))[:2]
+    monkeypatch.setattr(few._validation_loader, "one_pass", lambda *_, **__: first_two)
     alone = few.validate(1)
     assert values["rfid"] == pytest.approx(alone["rfid"])
     assert values["psnr"] != pytest.approx(alone["psnr"])
-
-
-def first_two_of_three(loader: ImageLoader) -> Callable[..., list[Batch]]:
-    return lambda *_, **__: list(ImageLoader.one_pass(loader, 3))[:2]
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
@@ -306,12 +273,9 @@ def test_rfid_comes_first_and_lpips_second(monkeypatch):
     monkeypatch.setattr(LPIPS, "pretrained", lambda: lpips)
     monkeypatch.setattr(InceptionV3, "pretrained", lambda: inception)
 
-    def chosen(
-        best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int
-    ) -> tuple[str, MetricNetworks]:
-        return build_metric_networks(
-            replace(TINY, best_by=best_by, **more), lpips, torch.device("cpu"), images=images
-        )
+    def chosen(best_by: str, lpips: LPIPS | None = None, images: int = 2, **more: int) -> Any:
+        run = replace(TINY, best_by=best_by, **more)
+        return build_metric_networks(run, lpips, torch.device("cpu"), images=images)
 
     assert chosen("rfid") == ("rfid", MetricNetworks(None, inception))
     assert chosen("rfid", images=1) == chosen("lpips") == ("lpips", MetricNetworks(lpips))
