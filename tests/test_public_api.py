@@ -1,9 +1,7 @@
 """The public API: what `import lgq` offers, and that it loads nothing before it is used."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,21 +21,8 @@ def test_every_public_name_is_there_and_has_a_docstring(name):
     assert name in dir(lgq)
 
 
-def test_type_checkers_see_what_is_loaded_at_run_time():
-    tree = ast.parse(Path(lgq.__file__).read_text())
-    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        name.name: node.module
-        for node in checked.body
-        if isinstance(node, ast.ImportFrom)
-        for name in node.names
-    }
-    assert seen == lgq._MODULE_OF
-    assert sorted(lgq.__all__) == sorted(seen)
-
-
 def test_modules_are_attributes_and_unknown_names_are_not():
     assert lgq.quantizers.VQ is lgq.VQ
     assert lgq.__version__
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="nonsense"):
         lgq.nonsense  # noqa: B018
