@@ -52,8 +52,8 @@ class Demo(NamedTuple):
         return values
 
 
-def interrupted_demo(out: Path, trainer: type[TokenizerTrainer] | type[GeneratorTrainer]) -> DemoResult:
-    """A demo that Ctrl-C stops in the second step of this trainer."""
+def interrupted_demo(out: Path, trainer: type[TokenizerTrainer] | type[GeneratorTrainer]) -> None:
+    """Run a demo that Ctrl-C stops in the second step of this trainer."""
     plain = trainer.train_step
 
     def interrupted_step(self, step: int):
@@ -67,22 +67,23 @@ def interrupted_demo(out: Path, trainer: type[TokenizerTrainer] | type[Generator
     assert (result.outcome.reason, result.outcome.step) == ("interrupted", 2)
     assert result.values == {}
     assert result.pictures == result.sentences() == []
-    return result
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """A demo that was interrupted while its tokenizer learned, called a second time."""
+    """A demo that was interrupted while its tokenizer learned and while its generator did."""
     out = tmp_path_factory.mktemp("demo") / "out"
     interrupted_demo(out, TokenizerTrainer)
     assert {path.name for path in out.iterdir()} == {"run"}
+    interrupted_demo(out, GeneratorTrainer)
     return Demo(out, run_demo(str(out), TINY, TINY_GENERATOR))
 
 
 def test_the_same_call_continues_to_the_end(demo):
     assert (demo.finished.outcome.reason, demo.finished.outcome.step) == ("finished", 3)
-    steps = [record["step"] for record in read_records(demo.out / "run") if record["split"] == "train"]
-    assert steps == [1, 2, 3, 4]
+    for run, count in (("run", 4), ("generator", 3)):
+        steps = [record["step"] for record in read_records(demo.out / run) if record["split"] == "train"]
+        assert steps == list(range(1, count + 1))
 
 
 def test_every_picture_is_written_and_has_a_sentence(demo):
@@ -98,27 +99,19 @@ def test_every_picture_is_written_and_has_a_sentence(demo):
         assert caption.endswith(".")
 
 
-def test_values_are_those_of_the_last_validation(demo):
-    """The validation sees the same held-out tiles and computes by itself."""
+def test_values_are_those_of_the_last_validation_and_fit_the_saved_weights(demo):
+    values, tokenizer = demo.finished.values, Tokenizer.from_pretrained(demo.out / "run" / "last")
+    # The validation sees the same held-out tiles and computes by itself.
     validation = demo.validation("run")
     for name in ("psnr", "ssim", "l1"):
-        assert demo.finished.values[name] == pytest.approx(validation[name], rel=1e-4)
+        assert values[name] == pytest.approx(validation[name], rel=1e-4)
     # Codes of the training photographs come on top.
-    assert demo.finished.values["utilization"] >= validation["utilization"]
-
-
-def test_values_fit_one_another_and_the_saved_weights(demo):
-    values, tokenizer = demo.finished.values, Tokenizer.from_pretrained(demo.out / "run" / "last")
+    assert values["utilization"] >= validation["utilization"]
     assert values["codes"] == tokenizer.codebook_size == 24
     assert values["dead_codes"] == pytest.approx(24 * (1 - values["utilization"]))
     assert values["perplexity"] <= 24 - values["dead_codes"]
     assert values["tokens"] == (32 // 4) ** 2
     assert values["parameters"] == sum(tokenizer.parameter_counts().values())
-
-
-def test_a_generator_interrupted_midway_continues(tmp_path):
-    interrupted_demo(tmp_path, GeneratorTrainer)
-    assert run_demo(tmp_path, TINY, TINY_GENERATOR).outcome.reason == "finished"
 
 
 def test_the_accuracy_is_that_of_the_last_validation_beside_a_guess_by_frequency(demo):

@@ -19,6 +19,7 @@ from lgq.quantizers import QUANTIZERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 SMALL = ["--tokens", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
@@ -89,20 +90,17 @@ def _write_shard(path: Path, image: bytes) -> None:
             shard.addfile(member, io.BytesIO(data))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
     for code in blocks(page, "python"):
-        if ".pretrained()" in code and any(each.state != "here" for each in weights.status()[:3]):
-            pytest.skip("needs weights of other networks: lgq weights fetch")
-        exec(compile(_shortened(code), str(page), "exec"), {})
+        if ".pretrained()" in code:
+            skip_without(*(entry.name for entry in weights.status()[:3]))
+        # Runs of a few steps stand for those that take hours.
+        short = re.sub(r'\brun\("pocket(-\w+)?"', r'run("smoke\1"', code)
+        exec(compile(short, str(page), "exec"), {})
 
 
-def _shortened(code: str) -> str:
-    """The same with runs of a few steps in place of those that take hours."""
-    return re.sub(r'\brun\("pocket(-\w+)?"', r'run("smoke\1"', code)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_commands_of_a_page_run_in_their_order(page, user, capsys):
     for command in commands(page):
         run(command)
@@ -124,18 +122,15 @@ def run(command: str) -> None:
     elif program != "lgq":
         pytest.fail(f"no way to run {command!r} is known: teach this test")
     elif arguments[0] not in TESTED_ELSEWHERE:
-        if (
-            arguments[:2] == ["evaluate", "runs/generator"]
-            and "--data" in arguments
-            and not _inception_is_here()
-        ):
-            pytest.skip("needs weights of other networks: lgq weights fetch")
-        name = next((name for name in LONG if " ".join(arguments).startswith(name)), None)
+        name = next((name for name in LONG if " ".join(arguments).startswith(name)), "")
+        if name == "evaluate runs/generator --data":
+            skip_without("inception-fid")
         main([*arguments, *LONG.get(name, [])])
 
 
-def _inception_is_here() -> bool:
-    return any(each.name == "inception-fid" and each.state == "here" for each in weights.status())
+def skip_without(*networks: str) -> None:
+    if any(entry.name in networks and entry.state != "here" for entry in weights.status()):
+        pytest.skip("needs weights of other networks: lgq weights fetch")
 
 
 def test_the_reference_of_the_commands_is_up_to_date(monkeypatch):
@@ -143,41 +138,48 @@ def test_the_reference_of_the_commands_is_up_to_date(monkeypatch):
     assert script["reference"]() == script["PAGE"].read_text(), "run scripts/write_cli_reference.py"
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(75, True), (0, False), (2, False)])
-def test_the_slurm_job_queues_itself_again_until_the_run_is_done(tmp_path, code, requeued):
-    done, calls = run_slurm_job(tmp_path, f"exit {code}")
-    assert done.returncode == (0 if requeued else code)
-    assert "python 3/8 local 1: -m lgq.cli train imagenet256-lgq --data a b.tar --out run" in calls
-    assert ("scontrol requeue 77" in calls) == requeued
+# The warning is sent again and again: the first may come before the job, on a busy machine, passes it on.
+WARNED = "trap 'exit 75' USR1; for i in {1..100}; do kill -USR1 $PPID; sleep 0.1; done; exit 1"
 
 
-def test_the_warning_of_slurm_reaches_the_trainer(tmp_path):
-    # Again and again: the first may come before the job, on a busy machine, is ready to pass it on.
-    trainer = "trap 'exit 75' USR1; for i in {1..100}; do kill -USR1 $PPID; sleep 0.1; done; exit 1"
-    _, calls = run_slurm_job(tmp_path, trainer)
-    assert "scontrol requeue 77" in calls
+@pytest.mark.parametrize(
+    ("command", "process", "code"),
+    [
+        ("train", "exit 75", "requeued"),
+        ("train", WARNED, "requeued"),
+        ("train", "exit 0", 0),
+        ("train", "exit 2", 2),
+        ("encode", "kill -USR1 $$", "requeued"),
+        ("encode", "kill -KILL $$", 137),
+    ],
+)
+def test_the_slurm_job_queues_itself_again_until_the_command_is_done(tmp_path, command, process, code):
+    done, calls = run_slurm_job(tmp_path, command, process)
+    assert done.returncode == (0 if code == "requeued" else code)
+    assert f"python 3/8 local 1: -m lgq.cli {command} imagenet256-lgq --data a b.tar --out run" in calls
+    assert ("scontrol requeue 77" in calls) == (code == "requeued")
 
 
-def run_slurm_job(folder: Path, trainer: str) -> tuple[subprocess.CompletedProcess, str]:
-    """The job, with stand-ins for Slurm and for the trainer; what they were called with."""
+def run_slurm_job(folder: Path, command: str, process: str) -> tuple[subprocess.CompletedProcess, str]:
+    """Run the job with stand-ins for Slurm and Python; return it, and what they were called with."""
     calls = folder / "calls"
     for name, body in {
         "scontrol": f'echo "scontrol $*" >> {calls}',
         "srun": f'echo "srun $*" >> {calls}; shift; SLURM_PROCID=3 SLURM_LOCALID=1 "$@"',
-        "python": f'echo "python $RANK/$WORLD_SIZE local $LOCAL_RANK: $*" >> {calls}; {trainer}',
+        "python": f'echo "python $RANK/$WORLD_SIZE local $LOCAL_RANK: $*" >> {calls}; {process}',
     }.items():
         (folder / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (folder / name).chmod(0o755)
     variables = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "8"}
-    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    variables |= {"LGQ_COMMAND": command, "PATH": f"{folder}:{os.environ['PATH']}"}
     script = [ROOT / "docs" / "train.sbatch", "imagenet256-lgq", "--data", "a b.tar", "--out", "run"]
-    environment = os.environ | variables | path
-    done = subprocess.run(["bash", *map(str, script)], env=environment, cwd=folder, check=False)
+    done = subprocess.run(["bash", *map(str, script)], env=os.environ | variables, cwd=folder, check=False)
     return done, calls.read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_the_docs_lead_somewhere(page):
+@every_page
+def test_links_of_the_docs_lead_somewhere_and_no_placeholder_is_left(page):
+    assert not re.findall(r"^[A-Z][A-Z_]+$", page.read_text(), re.MULTILINE)
     for target, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
         place = page.parent / target if target else page
         assert place.exists(), target
@@ -186,9 +188,7 @@ def test_links_of_the_docs_lead_somewhere(page):
 
 def test_files_that_the_architecture_names_are_there():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    files = {str(path) for path in (ROOT / "lgq").rglob("*.*")} | {
-        str(path) for path in ROOT.rglob("tests/*.py")
-    }
+    files = [str(path) for pattern in ("lgq/**/*.*", "tests/*.py") for path in ROOT.glob(pattern)]
     for name in re.findall(r"`([\w/]+\.(?:py|toml))`", text):
         assert any(file.endswith(f"/{name}") for file in files), name
 
@@ -196,11 +196,6 @@ def test_files_that_the_architecture_names_are_there():
 def _anchors(page: Path) -> list[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_has_a_place_that_was_left_to_be_filled(page):
-    assert not re.findall(r"^[A-Z][A-Z_]+$", page.read_text(), re.MULTILINE)
 
 
 def test_every_direct_dependency_is_pinned():

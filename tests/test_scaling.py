@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_docs import blocks, run_slurm_job
+from test_docs import blocks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -119,11 +119,3 @@ def test_commands_of_the_page_parse():
     assert {words[0] for words in shown_commands()} == {"train", "encode", "evaluate", "sample", "experiment"}
     for words in shown_commands():
         assert cli.parse(words)
-
-
-@pytest.mark.parametrize(("end", "requeued"), [("kill -USR1 $$", True), ("kill -KILL $$", False)])
-def test_an_encoding_is_queued_again_after_the_warning(tmp_path, monkeypatch, end, requeued):
-    monkeypatch.setenv("LGQ_COMMAND", "encode")
-    _, calls = run_slurm_job(tmp_path, end)
-    assert "python 3/8 local 1: -m lgq.cli encode imagenet256-lgq --data a b.tar --out run" in calls
-    assert ("scontrol requeue 77" in calls) == requeued
