@@ -10,6 +10,13 @@ _TINY = """
 """
 TINY_TOKENIZER = _TINY.split()
 """Options of a run whose steps take no time."""
+_TINY_GENERATOR = """
+--transformer.layers 1 --transformer.width 16 --transformer.heads 2 --transformer.hidden 16 --batch-size 4
+--steps 3 --schedule.warmup-steps 1 --validation-images 6 --sample-images 2 --sampling.steps 2
+--checkpoint-every 1 --log-every 1
+"""
+TINY_GENERATOR = _TINY_GENERATOR.split()
+"""Options of a generator whose steps take no time."""
 
 
 def lgq(*arguments: object) -> None:

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 import torch
-from command_line import TINY_TOKENIZER, lgq, mistake
+from command_line import TINY_TOKENIZER, lgq
 from PIL import Image
-from safetensors.torch import load_file
 
 from lgq import Tokenizer
 from lgq.data.tokens import TokenDataset
@@ -75,17 +74,6 @@ def test_every_named_run_can_be_planned(capsys, name, tmp_path):
     assert f'"quantizer": "{name.split("-")[1]}"' in capsys.readouterr().out
 
 
-def test_the_same_command_continues_a_run(tmp_path, capsys):
-    train(tmp_path / "once", steps=3)
-    train(tmp_path / "twice", "--checkpoint-every", "1", steps=3)
-    shutil.rmtree(max((tmp_path / "twice" / "checkpoints").iterdir()))
-    shutil.rmtree(tmp_path / "twice" / "last")
-    train(tmp_path / "twice", "--resume", "must", steps=3)
-    assert "after step 2" in capsys.readouterr().err
-    once, twice = (load_file(tmp_path / out / "last" / "model.safetensors") for out in ("once", "twice"))
-    assert all(torch.equal(once[name], twice[name]) for name in once)
-
-
 def test_a_run_stopped_by_a_signal_ends_in_code_75_and_the_rest_follows(tmp_path):
     command = [sys.executable, "-m", "lgq.cli", "train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
     command += ["--out", str(tmp_path / "run"), "--steps", "1000000"]
@@ -136,104 +124,11 @@ def test_last_and_best_weights_can_be_chosen(run, photos, tmp_path):
     assert (both / "best").exists()
 
 
-def test_mistakes_are_named_in_one_line(run, photos, tmp_path, capsys):
-    new = tmp_path / "new"
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for words, *arguments in (
-        ("no data is named", "train", "pocket-lgq", "--data", "", "--out", new),
-        ("nowhere does not exist", "encode", run, "--data", "nowhere", "--out", new),
-        ("hold no image", "train", "pocket-lgq", "--data", empty, "--out", new),
-        ("multiple of 8", "train", "pocket-lgq", "--data", photos, "--out", new, "--image-size", 30),
-        ("did you mean 'tau_end'", "train", "pocket-lgq", "--data", photos, "--out", new, *TINY_TOKENIZER,
-         "--quantizer-options", "tau_ed=1"),
-        ("holds no run to resume", "train", "pocket-lgq", "--data", photos, "--out", new, "--resume", "must"),
-        ("holds a run already", "train", "pocket-lgq", "--data", "sample", "--out", run, "--resume", "never"),
-        ("there is no directory", "reconstruct", tmp_path / "gone", photos / "0.png", "--out", new),
-        ("give `image_size`", "encode", run / "best", "--data", photos, "--out", new),
-        ("multiple of f = 2", "encode", run, "--data", photos, "--out", new, "--image-size", 15),
-        ("none of 1 images can be read", "reconstruct", run, photos / "gone.png", "--out", new),
-        ("images must be at least 1", "reconstruct", run, "--out", new),
-        ("empty", "decode", run, empty, "--out", new),
-    ):  # fmt: skip
-        assert words in mistake(capsys, *arguments)
-        assert not new.exists(), arguments
-
-
-def test_other_settings_do_not_continue_a_run(run, capsys):
-    before = (run / "config.json").read_bytes()
-    again = ["train", "pocket-lgq", "--data", "sample", "--out", run, *TINY_TOKENIZER, "--steps", 2]
-    line = mistake(capsys, *again, "--val-data", "sample:held-out", "--learning-rate", 1)
-    assert "learning_rate (was 0.0003, now 1.0)" in line
-    assert (run / "config.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("place", ["file", "file/out"])
-def test_a_place_where_nothing_can_be_written_is_named(run, photos, tmp_path, capsys, place):
-    (tmp_path / "file").write_text("in the way")
-    for arguments in (
-        ["train", "pocket-lgq", "--data", photos, *TINY_TOKENIZER],
-        ["encode", run, "--data", photos],
-        ["reconstruct", run, photos / "0.png"],
-        ["evaluate", run, "--data", photos],
-        ["shard", photos],
-        ["experiment", "comparison", "--scale", "smoke", "--data", photos],
-    ):
-        assert str(tmp_path / "file") in mistake(capsys, *arguments, "--out", tmp_path / place)
-
-
-def test_a_full_disk_is_named_and_the_run_continues_when_there_is_room(tmp_path, capsys, monkeypatch):
-    from lgq import files
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "write", _no_room)
-        line = mistake(
-            capsys, "train", "pocket-lgq", "--data", "sample", "--out", tmp_path / "run", *TINY_TOKENIZER
-        )
-    assert "No space left on device" in line
-    train(tmp_path / "run")
-    assert (tmp_path / "run" / "last" / "model.safetensors").exists()
-
-
-def _no_room(*_):
-    import errno
-    import os
-
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_diverged_run_ends_in_code_1_and_names_the_term(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         train(tmp_path / "run", "--learning-rate", "1e30", steps=20)
     assert stop.value.code == 1
     assert "is not finite at step" in capsys.readouterr().err
-
-
-def test_a_tokenizer_is_not_overwritten_by_a_run(run, tmp_path, capsys):
-    tokenizer = tmp_path / "tokenizer"
-    shutil.copytree(run / "best", tokenizer)
-    before = (tokenizer / "config.json").read_bytes()
-    line = mistake(capsys, "train", "pocket-lgq", "--data", "sample", "--out", tokenizer, *TINY_TOKENIZER)
-    assert "belongs to no run" in line
-    assert (tokenizer / "config.json").read_bytes() == before
-
-
-def test_a_picture_that_cannot_be_written_ends_a_run_in_one_line(tmp_path, capsys):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "images").write_text("in the way")
-    line = mistake(
-        capsys,
-        "train",
-        "pocket-lgq",
-        "--data",
-        "sample",
-        "--out",
-        tmp_path / "run",
-        *TINY_TOKENIZER,
-        "--steps",
-        1,
-    )
-    assert "run/images: File exists" in line
 
 
 def test_names_with_brackets_are_shown_as_they_are(run, photos, tmp_path, capsys):

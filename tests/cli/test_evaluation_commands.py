@@ -30,33 +30,27 @@ def no_weights(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_an_evaluation_is_printed_recorded_and_drawn(tokenizer, capsys):
+def test_an_evaluation_is_printed_recorded_and_drawn_with_the_metrics_that_have_their_weights(
+    tokenizer, capsys
+):
     for _ in range(2):
         command("evaluate", tokenizer, *IMAGES)
     printed = capsys.readouterr()
     assert "6 images" in printed.out
     assert "PSNR" in printed.out
+    assert "no lpips" in printed.err
+    assert "run `lgq weights fetch`" in printed.err
     first, second = read_results(tokenizer / "evaluation" / "results.jsonl")
     assert first["metrics"] == second["metrics"]
-    assert first["images"] == 6
-    assert first["image_size"] == 32
+    assert PAPER - first["metrics"].keys() == {"lpips", "reconstruction_loss", "rfid"}
+    assert {"lpips", "rfid"} <= first["absent"].keys()
+    assert (first["images"], first["image_size"]) == (6, 32)
     assert first["command"] == ["lgq", "evaluate", str(tokenizer), *IMAGES]
     assert first["weights"] == str(tokenizer)
     assert first["fingerprint"] == Tokenizer.from_pretrained(tokenizer).fingerprint()
     for kind in ("best", "median", "worst"):
         with Image.open(tokenizer / "evaluation" / f"{kind}.png") as picture:
             assert picture.width > 6 * 32
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_a_metric_without_its_weights_is_absent_by_name_with_the_command(tokenizer, capsys):
-    command("evaluate", tokenizer, *IMAGES, "--json")
-    printed = capsys.readouterr()
-    record = json.loads(printed.out)
-    assert PAPER - record["metrics"].keys() == {"lpips", "reconstruction_loss", "rfid"}
-    assert {"lpips", "rfid"} <= record["absent"].keys()
-    assert "no lpips" in printed.err
-    assert printed.err.count("run `lgq weights fetch`") == 2
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -83,17 +77,6 @@ def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
     assert record["metrics"].keys() >= PAPER | {"kid", "precision", "recall"}
     assert record["fid"]["images"] == record["fid"]["reference_images"] == 6
     assert len(record["fid"]["weights_sha256"]) == 64
-
-
-@pytest.mark.usefixtures("no_weights")
-def test_mistakes_of_an_evaluation_are_named(tokenizer, capsys):
-    assert "give `image_size`" in mistake(capsys, "evaluate", tokenizer, "--data", "sample")
-    assert "nowhere does not exist" in mistake(
-        capsys, "evaluate", tokenizer, "--data", "nowhere", "--image-size", 32
-    )
-    assert "images must be at least 1" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--images", 0)
-    assert "image_size must be" in mistake(capsys, "evaluate", tokenizer, *IMAGES, "--image-size", 0)
-    assert "give `out`" in mistake(capsys, "evaluate", "nobody/nothing", *IMAGES)
 
 
 @pytest.mark.usefixtures("no_weights")

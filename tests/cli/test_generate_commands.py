@@ -1,8 +1,5 @@
 """`lgq sample` and `lgq inpaint` as a user types them, on a generator of a blink."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -147,71 +144,3 @@ def test_a_generator_of_one_class_needs_no_label(photo, tmp_path):
     out = tmp_path / "strip.png"
     lgq("inpaint", tmp_path / "generator", photo, "--box", 0, 0, 4, 4, "--out", out, "--steps", 1)
     assert out.exists()
-
-
-def test_mistakes_of_sampling_are_named_in_one_line(generator, tmp_path, capsys):
-    new = tmp_path / "new" / "out.png"
-    Tokenizer(BACKBONE, "lgq", 20).save_pretrained(tmp_path / "run" / "best")
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"image_size": SIDE, "backbone": {}}))
-    for words, source, *options in (
-        ("class 20 is not among 0..19", generator, "--classes", 3, 20),
-        ("class -1 is not among 0..19", generator, "--classes", -1),
-        ("each class once, got 3 3", generator, "--classes", 3, 3),
-        ("steps must be at least 1, got 0", generator, "--steps", 0),
-        ("top_p must be above 0", generator, "--top-p", 0),
-        ("count must be at least 1, got 0", generator, "--count", 0),
-        ("images must be at least 1, got 0", generator, "--images", 0),
-        ("either --count, images per class, or --images", generator, "--count", 2, "--images", 2),
-        ("batch_size must be at least 1, got 0", generator, "--batch-size", 0),
-        ("there is no directory", tmp_path / "gone"),
-        ("needs a generator", tmp_path / "run"),
-        ("needs a generator", tmp_path / "run" / "best"),
-    ):
-        assert words in mistake(capsys, "sample", source, "--out", new, *options)
-        assert not new.parent.exists(), words
-
-
-def test_mistakes_of_inpainting_are_named_in_one_line(generator, photo, tmp_path, capsys):
-    new = tmp_path / "new" / "out.png"
-    small, dark = paint(tmp_path / "small.png", (29, 20)), paint(tmp_path / "dark.png", box=(0, 0, 4, 20))
-    box = ["--box", 0, 0, 8, 8]
-    for words, image, *options in (
-        ("29 x 20 pixels, and the image", photo, "--mask", small, "--label", 0),
-        ("has 30 x 20 pixels", photo, "--mask", small, "--label", 0),
-        ("no bright pixel", photo, "--mask", dark, "--label", 0),
-        ("gone.png: No such file", photo, "--mask", tmp_path / "gone.png", "--label", 0),
-        ("gone.png: No such file", tmp_path / "gone.png", *box, "--label", 0),
-        ("images of 16 x 16 pixels", photo, "--box", 0, 0, 17, 8, "--label", 0),
-        ("must have an area", photo, "--box", 8, 0, 8, 8, "--label", 0),
-        ("either --mask FILE or --box", photo, "--label", 0),
-        ("either --mask FILE or --box", photo, *box, "--mask", dark, "--label", 0),
-        ("give --label, from 0 to 19", photo, *box),
-        ("class 20 is not among 0..19", photo, *box, "--label", 20),
-        ("count must be at least 1, got 0", photo, *box, "--label", 0, "--count", 0),
-        ("steps must be at least 1, got 0", photo, *box, "--label", 0, "--steps", 0),
-    ):
-        assert words in mistake(capsys, "inpaint", generator, image, "--out", new, *options)
-        assert not new.parent.exists(), words
-
-
-def test_a_place_that_cannot_take_the_result_is_named_before_the_work(generator, photo, tmp_path, capsys):
-    (tmp_path / "file").write_text("in the way")
-    (tmp_path / "folder.png").mkdir()
-    missing = tmp_path / "gone"
-    box = ["--box", 0, 0, 8, 8]
-    for words, command, out in (
-        ("cannot write to", ["sample", missing], tmp_path / "file" / "grid.png"),
-        ("cannot write to", ["sample", missing], tmp_path / "file"),
-        ("cannot write to", ["inpaint", missing, photo, *box], tmp_path / "file" / "deep" / "strip.png"),
-        ("must end in .png, and be no directory, or", ["sample", missing], tmp_path / "grid.jpg"),
-        ("must end in .png, and be no directory, or", ["sample", missing], tmp_path / "folder.png"),
-        ("must end in .png, and be no directory,", ["inpaint", missing, photo, *box], tmp_path / "strip"),
-    ):
-        assert words in mistake(capsys, *command, "--out", out)
-
-
-def test_a_generator_whose_tokenizer_was_exchanged_is_refused(generator, tmp_path, capsys):
-    shutil.copytree(generator, tmp_path / "mixed")
-    build(20, seed=1).tokenizer.save_pretrained(tmp_path / "mixed" / "tokenizer")
-    line = mistake(capsys, "sample", tmp_path / "mixed", "--out", tmp_path / "grid.png")
-    assert "trained on tokens of tokenizer" in line

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_line import TINY_TOKENIZER, lgq, mistake
+from command_line import TINY_TOKENIZER, lgq
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -61,59 +61,12 @@ def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
     assert json.loads((tmp_path / "out/index.json").read_text())["shards"][0]["broken"][0][0] == "bad.png"
 
 
-def test_mistakes_of_shard_are_one_line(folder, tmp_path, capsys):
-    again = ["shard", f"{folder}/photos", "--out", f"{folder}/shards"]
-    assert "their shard_size is 4, not 10000" in mistake(capsys, *again, "--seed", 0)
-    assert "other files than shards" in mistake(capsys, "shard", "sample", "--out", folder / "photos")
-    assert not (folder / "photos/.lock").exists()
-    assert "does not exist" in mistake(capsys, "shard", "no/such", "--out", tmp_path / "out")
-    assert "is a stream" in mistake(capsys, "shard", "pipe:cat a.tar", "--out", tmp_path / "out")
-    assert "shard_size must be at least 1" in mistake(
-        capsys, "shard", "sample", "--out", tmp_path / "out", "--shard-size", 0
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_run_on_a_stream_is_continued_by_the_same_command(folder, capsys):
     assert len([each for each in read_records(folder / "run") if each["split"] == "train"]) == 2
     lgq("train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
     assert "all 2 steps are done" in capsys.readouterr().err
     config = json.loads((folder / "run/config.json").read_text())
     assert (config["data"]["shards"], config["data"]["readers"]) == (3, 1)
-
-
-def test_a_command_that_fails_ends_training_in_one_line(folder, tmp_path, capsys):
-    data = f"pipe:cat {folder}/shards/shard-{{000000..000002}}.tar; exit 9"
-    line = mistake(
-        capsys,
-        "train",
-        "pocket-lgq",
-        "--data",
-        data,
-        "--val-data",
-        f"{folder}/photos",
-        "--out",
-        tmp_path,
-        *TINY_TOKENIZER,
-    )
-    assert re.search(r"shard-00000\d\.tar cannot be read: .* exit status 9", line)
-
-
-def test_what_a_stream_cannot_do_is_refused_in_one_line(folder, tmp_path, capsys):
-    stream, train = stream_of(folder)[:2], ["train", "pocket-lgq", "--out", tmp_path / "out", *TINY_TOKENIZER]
-    assert "--val-data" in mistake(capsys, *train, *stream)
-    assert "--val-data" in mistake(capsys, *train, *stream, "--val-data", stream[1])
-    assert "--val-data" in mistake(capsys, *train, "--data", "sample", "--val-data", stream[1])
-    assert "with --steps" in mistake(capsys, *train, *stream_of(folder), "--epochs", 2)
-    assert "4 readers" in mistake(capsys, *train, *stream_of(folder), "--workers", 4)
-    assert "without --dry-run" in mistake(capsys, *train, *stream_of(folder), "--dry-run")
-    for command in (["encode", folder / "run"], ["evaluate", folder / "run"]):
-        assert "download the shards" in mistake(capsys, *command, *stream, "--out", tmp_path / "out")
-    experiment = ["experiment", "comparison", "--scale", "smoke", "--out", tmp_path / "out"]
-    assert re.search("--data .* download the shards", mistake(capsys, *experiment, *stream))
-    for option in ("--val-data", "--show"):
-        assert f"{option} takes" in mistake(capsys, *experiment, "--data", "sample", option, stream[1])
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_dry_run_of_encode_says_what_it_takes_and_leaves_nothing(folder, tmp_path, capsys):

@@ -7,20 +7,19 @@ from torch import nn
 from lgq.models.discriminator import PatchDiscriminator
 
 
+def convolutions(**settings: int) -> list[nn.Conv2d]:
+    with torch.device("meta"):
+        return [part for part in PatchDiscriminator(**settings).modules() if isinstance(part, nn.Conv2d)]
+
+
 def test_layers_and_parameters_are_the_papers():
-    with torch.device("meta"):
-        discriminator = PatchDiscriminator()
-    layers = [m for m in discriminator.modules() if isinstance(m, nn.Conv2d)]
-    assert [m.out_channels for m in layers] == [64, 128, 256, 512, 1]
-    assert [m.stride[0] for m in layers] == [2, 2, 2, 1, 1]
-    assert [m.bias is not None for m in layers] == [True, False, False, False, True]
-    assert sum(p.numel() for p in discriminator.parameters()) == 2_765_633
-
-
-def test_width_stops_growing_at_eight_times_the_base():
-    with torch.device("meta"):
-        layers = [m for m in PatchDiscriminator(base_width=4, layers=5).modules() if isinstance(m, nn.Conv2d)]
-    assert [m.out_channels for m in layers] == [4, 8, 16, 32, 32, 32, 1]
+    layers = convolutions()
+    assert [layer.out_channels for layer in layers] == [64, 128, 256, 512, 1]
+    assert [layer.stride[0] for layer in layers] == [2, 2, 2, 1, 1]
+    assert [layer.bias is not None for layer in layers] == [True, False, False, False, True]
+    assert sum(p.numel() for p in PatchDiscriminator().parameters()) == 2_765_633
+    deep = convolutions(base_width=4, layers=5)
+    assert [layer.out_channels for layer in deep] == [4, 8, 16, 32, 32, 32, 1], "at most 8 x base_width"
 
 
 @pytest.mark.parametrize(

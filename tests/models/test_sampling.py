@@ -110,23 +110,19 @@ def test_counts_follow_the_schedule(schedule, steps):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("masked", [1, 2, 5, 11, 12, 13, 20, 37])
-def test_every_step_sets_a_token_and_all_are_set(schedule, masked):
-    counts = reveal_counts(torch.tensor([masked]), 12, schedule)
-    assert len(counts) == min(12, masked)
-    assert counts.min() >= 1
-    assert counts.sum() == masked
-    # Rounding takes no token too many.
-    assert reveal_counts(torch.tensor([20]), 10, "linear").flatten().tolist() == [2] * 10
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_counts_of_an_image_do_not_depend_on_its_batch(schedule):
-    masked = [40, 0, 3, 9, 8, 10]
-    together = reveal_counts(torch.tensor(masked), 9, schedule)
+def test_every_step_sets_a_token_and_an_image_does_not_depend_on_its_batch(schedule):
+    masked = [0, 1, 2, 5, 11, 12, 13, 20, 37]
+    together = reveal_counts(torch.tensor(masked), 12, schedule)
+    assert together.sum(0).tolist() == masked
     for image, number in enumerate(masked):
-        alone = reveal_counts(torch.tensor([number]), 9, schedule).flatten().tolist()
-        assert together[:, image].tolist() == alone + [0] * (9 - len(alone))
+        alone = reveal_counts(torch.tensor([number]), 12, schedule).flatten().tolist()
+        assert len(alone) == min(12, number)
+        assert all(count >= 1 for count in alone)
+        assert together[:, image].tolist() == alone + [0] * (12 - len(alone))
+
+
+def test_rounding_takes_no_token_too_many():
+    assert reveal_counts(torch.tensor([20]), 10, "linear").flatten().tolist() == [2] * 10
 
 
 # ---- orders
@@ -153,26 +149,24 @@ def test_halton_order_is_the_sequence_on_the_grid(grid):
 
 
 def test_stages_of_a_cell_come_together_lower_ones_first():
-    cells = halton_order((3, 4))
-    expected = [cell * 2 + stage for cell in cells.tolist() for stage in (0, 1)]
+    expected = [cell * 2 + stage for cell in halton_order((3, 4)).tolist() for stage in (0, 1)]
     assert halton_order((3, 4, 2)).tolist() == expected
+
+
+def places_in_order(**settings) -> Tensor:
+    """Position that each image sets at each step, one per step."""
+    network = Network()
+    run(network, steps=LENGTH, **settings)
+    return torch.stack([where.long().argmax(1) for _, _, where in network.calls], 1)
 
 
 @pytest.mark.parametrize("grid", [GRID, (3, 4, 2)])
 def test_halton_sampling_sets_tokens_in_that_order(grid):
-    network = Network()
-    run(network, classes=(1,), grid=grid, order="halton", steps=LENGTH)
-    places = [int(where[0].nonzero()) for _, _, where in network.calls]
-    assert places == halton_order(grid).tolist()
+    assert torch.equal(places_in_order(grid=grid, order="halton"), halton_order(grid).expand(3, -1))
 
 
 def test_random_order_differs_by_image_and_seed():
-    def order(seed):
-        network = Network()
-        run(network, order="random", steps=LENGTH, seed=seed)
-        return torch.stack([where.long().argmax(1) for _, _, where in network.calls], 1)
-
-    first, second = order(0), order(1)
+    first, second = (places_in_order(order="random", seed=seed) for seed in (0, 1))
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first, second)
     assert torch.equal(first.sort(1).values, torch.arange(LENGTH).expand(3, -1))
@@ -213,14 +207,6 @@ def test_every_masked_token_is_set_once_by_the_schedule_and_no_other(order, sche
         assert torch.equal(sum(where.long() for _, where in calls), (tokens == CODES).long())
 
 
-@pytest.mark.parametrize(("steps", "calls"), [(1, 1), (5, 5), (LENGTH, LENGTH), (1000, LENGTH)])
-@pytest.mark.parametrize("guidance", [0.0, 1.0, 2.5])
-def test_each_step_is_one_forward_pass(steps, calls, guidance):
-    network = Network()
-    run(network, steps=steps, guidance=guidance)
-    assert len(network.calls) == calls
-
-
 def test_a_batch_without_masked_tokens_needs_no_forward_pass():
     network, tokens = Network(), torch.zeros(2, LENGTH, dtype=torch.long)
     assert torch.equal(run(network, tokens, classes=(0, 1)), tokens)
@@ -250,27 +236,19 @@ def test_logits_of_the_network_are_not_overwritten():
     logits = torch.randn(3 * LENGTH, CODES, generator=seeded())
     kept = logits.clone()
     run(lambda *_: logits, steps=1, temperature=0.7, top_k=9, top_p=0.6)
-    run(lambda *_: logits, steps=1)
     assert torch.equal(logits, kept)
 
 
 # ---- guidance
 
 
-def test_guidance_0_never_shows_the_class():
+@pytest.mark.parametrize(("guidance", "shown"), [(0.0, (NULL, NULL, NULL)), (1.0, (0, 3, 4))])
+def test_guidance_0_never_shows_the_class_and_1_is_the_plain_network(guidance, shown):
     network = Network()
-    blind = run(network, guidance=0.0)
-    assert all((classes == NULL).all() and len(classes) == 3 for _, classes, _ in network.calls)
-    assert torch.equal(blind, run(Network(), classes=(NULL,) * 3))
-
-
-def test_guidance_1_is_the_plain_network():
-    network = Network()
-    run(network, guidance=1.0)
-    assert all(classes.tolist() == [0, 3, 4] for _, classes, _ in network.calls)
-    same = run(Network(), guidance=1.0, guidance_ramp=True)
-    assert torch.equal(run(Network(), guidance=1.0), same)
-    assert torch.equal(same, run(Network()))
+    tokens = run(network, guidance=guidance)
+    assert all(classes.tolist() == list(shown) for _, classes, _ in network.calls)
+    assert torch.equal(tokens, run(Network(), classes=shown))
+    assert torch.equal(run(Network(), guidance=1.0, guidance_ramp=True), run(Network()))
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 1.5, 7.0])
@@ -425,9 +403,7 @@ def test_extreme_settings_still_set_every_token():
         ({"top_p": 1.01}, "top_p must .* got 1.01"),
         ({"top_p": math.nan}, "top_p must .* got nan"),
         ({"temperature": -0.1}, "temperature must be finite and at least 0, got -0.1"),
-        ({"temperature": math.inf}, "temperature must .* got inf"),
         ({"choice_temperature": -1.0}, "choice_temperature must .* got -1.0"),
-        ({"guidance": -1.0}, "guidance must be finite and at least 0, got -1.0"),
         ({"guidance": math.nan}, "guidance must .* got nan"),
         ({"schedule": "sine"}, "schedule must be 'cosine' or .* got 'sine'"),
         ({"order": "raster"}, "order must be 'confidence' or .* got 'raster'"),

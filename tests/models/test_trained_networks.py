@@ -1,4 +1,4 @@
-"""Laws of the networks that training updates: the autoencoder and the discriminator."""
+"""Laws of the networks that training updates: the autoencoder and the discriminator; `in_eval_mode`."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import torch
 from image_networks import TINY, Autoencoder, gradients
 from torch import nn
 
+from lgq.models import in_eval_mode
 from lgq.models.discriminator import PatchDiscriminator
 
 NETWORKS = {
@@ -59,3 +60,20 @@ def test_bf16_autocast_stays_near_float32(network):
     assert rough.dtype == torch.bfloat16
     torch.testing.assert_close(rough.float(), exact, atol=0.1, rtol=0.1)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+def modes(module: nn.Module) -> set[bool]:
+    return {part.training for part in module.modules()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_part_is_in_eval_mode_and_then_as_before(training):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(0.5))).train(training)
+    with in_eval_mode(module):
+        with in_eval_mode(module):
+            assert modes(module) == {False}
+        assert modes(module) == {False}
+    assert modes(module) == {training}
+    with pytest.raises(RuntimeError, match="inside"), in_eval_mode(module):
+        raise RuntimeError("inside")
+    assert modes(module) == {training}

@@ -1,0 +1,235 @@
+"""Mistakes of a user: each is named in one line, before any long work, and nothing is written."""
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cheap_inception import CheapClassifier, expect_cheap_networks
+from command_line import TINY_GENERATOR, TINY_TOKENIZER, lgq, mistake
+from PIL import Image
+
+from lgq import Tokenizer, evaluation
+from lgq.metrics.fid import Gaussian
+from lgq.metrics.metric_networks import MetricNetworks
+from lgq.metrics.reference import Reference
+from lgq.models.autoencoder import Backbone
+
+TINY = {"train pocket-lgq": TINY_TOKENIZER, "train-generator pocket": TINY_GENERATOR}
+STREAM = "'pipe:cat shards/shard-{000000..000002}.tar'"
+STREAMED = f"train pocket-lgq --data {STREAM} --val-data photos"
+TRAIN = "train-generator pocket --tokens train"
+MISTAKES = [
+    # Runs.
+    ("no data is named", "train pocket-lgq --data ''"),
+    ("hold no image", "train pocket-lgq --data empty"),
+    ("multiple of 2", "train pocket-lgq --data photos --image-size 15"),
+    ("did you mean 'tau_end'", "train pocket-lgq --data photos --quantizer-options tau_ed=1"),
+    ("holds no run to resume", "train pocket-lgq --data photos --resume must"),
+    ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
+    ("learning_rate (was 0.0003, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
+    ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
+    ("blocked/images: File exists", "train pocket-lgq --data photos --out blocked --steps 1"),
+    ("--val-data", f"train pocket-lgq --data {STREAM}"),
+    ("--val-data", f"train pocket-lgq --data {STREAM} --val-data {STREAM}"),
+    ("--val-data", f"train pocket-lgq --data photos --val-data {STREAM}"),
+    ("with --steps", f"{STREAMED} --epochs 2"),
+    ("4 readers", f"{STREAMED} --workers 4"),
+    ("without --dry-run", f"{STREAMED} --dry-run"),
+    ("exit status 9", f"{STREAMED.replace('.tar', '.tar; exit 9')} --out failed"),
+    # Tokenizers and data.
+    ("nowhere does not exist", "encode run --data nowhere"),
+    ("give `image_size`", "encode tokenizer --data photos"),
+    ("multiple of f = 2", "encode run --data photos --image-size 15"),
+    ("download the shards", f"encode run --data {STREAM}"),
+    ("there is no directory", "reconstruct gone photo.png"),
+    ("none of 1 images can be read", "reconstruct run gone.png"),
+    ("images must be at least 1", "reconstruct run"),
+    ("empty", "decode run empty"),
+    *(
+        ("is a generator, and this needs a tokenizer", words)
+        for source in ("generator", "generator/best")
+        for words in (
+            f"encode {source} --data photos --image-size 8",
+            f"reconstruct {source} photo.png",
+            f"decode {source} val",
+        )
+    ),
+    ("their shard_size is 4, not 10000", "shard photos --out shards --seed 0"),
+    ("other files than shards", "shard photos --out photos"),
+    ("does not exist", "shard no/such"),
+    ("is a stream", "shard 'pipe:cat a.tar'"),
+    ("shard_size must be at least 1", "shard photos --shard-size 0"),
+    ("--data takes", f"experiment comparison --scale smoke --data {STREAM}"),
+    ("--val-data takes", f"experiment comparison --scale smoke --data photos --val-data {STREAM}"),
+    ("--show takes", f"experiment comparison --scale smoke --data photos --show {STREAM}"),
+    # Drawing images.
+    ("class 2 is not among 0..1", "sample generator --classes 1 2"),
+    ("class -1 is not among 0..1", "sample generator --classes -1"),
+    ("each class once, got 1 1", "sample generator --classes 1 1"),
+    ("count must be at least 1, got 0", "sample generator --count 0"),
+    ("images must be at least 1, got 0", "sample generator --images 0"),
+    ("either --count, images per class, or --images", "sample generator --count 2 --images 2"),
+    ("batch_size must be at least 1, got 0", "sample generator --batch-size 0"),
+    ("there is no directory", "sample gone"),
+    ("is a tokenizer, and this needs a generator", "sample run"),
+    ("is a tokenizer, and this needs a generator", "sample tokenizer"),
+    ("trained on tokens of tokenizer", "sample mixed"),
+    ("must end in .png, and be no directory, or", "sample gone --out grid.jpg"),
+    ("must end in .png, and be no directory, or", "sample gone --out folder.png"),
+    ("is a tokenizer, and this needs a generator", "inpaint run photo.png --box 0 0 4 4 --out new.png"),
+    ("must end in .png, and be no directory,", "inpaint gone photo.png --box 0 0 4 4 --out strip"),
+    *(
+        (message, f"inpaint generator photo.png {options} --out new.png")
+        for message, options in (
+            ("9 x 8 pixels, and the image photo.png has 12 x 10 pixels", "--mask small.png --label 0"),
+            ("no bright pixel", "--mask dark.png --label 0"),
+            ("gone.png: No such file", "--mask gone.png --label 0"),
+            ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
+            ("must have an area", "--box 4 0 4 4 --label 0"),
+            ("either --mask FILE or --box", "--label 0"),
+            ("either --mask FILE or --box", "--box 0 0 4 4 --mask dark.png --label 0"),
+            ("give --label, from 0 to 1", "--box 0 0 4 4"),
+            ("steps must be at least 1, got 0", "--box 0 0 4 4 --label 0 --steps 0"),
+        )
+    ),
+    # Generators.
+    ("unknown generator 'pockets': did you mean 'pocket'?", "train-generator pockets --tokens train"),
+    ("unknown generator 'pocket-lgq': did you mean 'pocket'?", "train-generator pocket-lgq --tokens train"),
+    ("holds tokens of tokenizer", f"{TRAIN} --tokenizer other-tokenizer"),
+    ("holds tokens of tokenizer", f"{TRAIN} --val-tokens other-tokens"),
+    ("is a generator, and this needs a tokenizer", f"{TRAIN} --tokenizer generator"),
+    ("its class 1 is 'eel', not 'dog'", f"{TRAIN} --val-tokens birds"),
+    ("its grid is 8 x 8, not 4 x 4", f"{TRAIN} --val-tokens large --dry-run"),
+    ("name a directory of tokens", f"{TRAIN} --val-tokens generator"),
+    ("name a directory of tokens", "train-generator pocket --tokens photos --dry-run"),
+    ("does not exist: name a directory of tokens", "train-generator pocket --tokens gone"),
+    ("got 3 of 3: shorten the warm-up", f"{TRAIN} --schedule.warmup-steps 3"),
+    ("label_dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
+    ("transformer.width (was 16, now 32)", f"{TRAIN} --out generator --transformer.width 32"),
+    # Evaluation.
+    ("nowhere does not exist", "evaluate tokenizer --data nowhere --image-size 8"),
+    ("give `image_size`", "evaluate tokenizer --data photos"),
+    ("images must be at least 1", "evaluate run --data photos --images 0"),
+    ("image_size must be", "evaluate run --data photos --image-size 0"),
+    ("download the shards", f"evaluate run --data {STREAM}"),
+    *(
+        (message, f"evaluate generator {options}")
+        for message, options in (
+            ("`data` or with `reference`: give one", "--data photos --reference three.npz"),
+            ("is a generator, to which `geometry` does not apply", "--data photos --geometry pca"),
+            ("seeds must be one or more different numbers, got [1, 2, 1]", "--data photos --seeds 1 2 1"),
+            ("images must be at least 2, got 1", "--data photos --images 1"),
+            ("batch_size must be at least 1, got 0", "--data photos --batch-size 0"),
+            ("batch_size must be at least 1, got 0", "--tokens val --batch-size 0"),
+            ("has 3 features per image", "--tokens val --reference three.npz"),
+            ("gone.npz does not exist", "--tokens val --reference gone.npz"),
+            ("large does not suit the generator: its grid is 8 x 8, not", "--data photos --tokens large"),
+            ("encode images of 8 x 8 pixels", "--data photos --tokens large"),
+            ("holds tokens of tokenizer", "--data photos --tokens other-tokens"),
+            ("it has no classes, and the generator has 2", "--data photos --tokens flat"),
+            ("name a directory of tokens", "--data photos --tokens photos"),
+            ("holds tokens of tokenizer", "--data photos --tokens val --train-tokens other-tokens"),
+            ("its class 1 is 'eel', not 'dog'", "--tokens val --train-tokens birds"),
+            ("`sampling.top_k` applies to generated images", "--tokens val --sampling.top-k 3"),
+            ("statistics need 2 images or more, got 1 in", "--data single --tokens val"),
+            ("choose another directory", "--data photos --out file"),
+        )
+    ),
+    ("trained on tokens of tokenizer", "evaluate mixed --tokens val"),
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Work in a directory with all that a user has who went from images to a generator, and misfits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("home"))
+        fill_home()
+        yield Path.cwd()
+
+
+def fill_home() -> None:
+    for name in ("empty", "folder.png", "blocked"):
+        Path(name).mkdir()
+    for name in ("file", "blocked/images"):
+        Path(name).write_text("in the way")
+    for folder, classes, count in (
+        ("photos", ("cat", "dog"), 6),
+        ("bird-photos", ("cat", "eel"), 2),
+        ("flat-photos", ("",), 2),
+        ("single", ("cat",), 1),
+    ):
+        for path in (Path(folder, name, f"{i}.png") for name in classes for i in range(count)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    shutil.copy("photos/cat/0.png", "photo.png")
+    Image.new("L", (9, 8)).save("small.png")
+    Image.new("L", (12, 10)).save("dark.png")
+    Gaussian(torch.zeros(3).double(), torch.eye(3).double()).save(Path("three.npz"))
+    small = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
+    for name in ("tokenizer", "other-tokenizer"):
+        Tokenizer(small, codebook_size=6).save_pretrained(name)
+    for tokenizer, photos, tokens, size in (
+        ("tokenizer", "photos", "train", 8),
+        ("tokenizer", "photos", "val", 8),
+        ("other-tokenizer", "photos", "other-tokens", 8),
+        ("tokenizer", "bird-photos", "birds", 8),
+        ("tokenizer", "flat-photos", "flat", 8),
+        ("tokenizer", "photos", "large", 16),
+    ):
+        command = ["encode", tokenizer, "--data", photos, "--out", tokens, "--image-size", size]
+        lgq(*command, "--workers", 0)
+    lgq("shard", "photos", "--out", "shards", "--shard-size", 4, "--seed", 0)
+    lgq("train", "pocket-lgq", "--data", "photos", "--out", "run", "--steps", 1, *TINY_TOKENIZER)
+    lgq("train-generator", "pocket", "--tokens", "train", "--out", "generator", *TINY_GENERATOR)
+    shutil.copytree("generator/best", "mixed")
+    shutil.rmtree("mixed/tokenizer")
+    shutil.copytree("other-tokenizer", "mixed/tokenizer")
+
+
+@pytest.fixture(autouse=True)
+def nothing_long(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Make long work fail in a way that no user's mistake does, and metric networks cheap."""
+
+    def work(*arguments: object, **options: object) -> None:
+        raise AssertionError("this is long work")
+
+    for name in ("evaluate_generation", "evaluate_likelihood"):
+        monkeypatch.setattr(evaluation, name, work)
+    monkeypatch.setattr(Reference, "from_images", work)
+    network = CheapClassifier()
+    cheap = MetricNetworks(None, network, {}, network)
+    monkeypatch.setattr(MetricNetworks, "available", lambda device, **_: cheap)
+    expect_cheap_networks(monkeypatch)
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("message", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
+def test_a_mistake_is_named_in_one_line(message, words, capsys):
+    command, *options = shlex.split(words)
+    name = f"{command} {options[0]}" if options else command
+    out = [] if "--out" in options else ["--out", "new"]
+    assert message in mistake(capsys, command, *options[:1], *TINY.get(name, []), *options[1:], *out)
+    assert not list(Path().glob("new*"))
+
+
+@pytest.mark.parametrize("out", ["file", "file/deep/out"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train pocket-lgq --data photos",
+        "encode run --data photos",
+        "reconstruct run photo.png",
+        "evaluate run --data photos",
+        "shard photos",
+        "experiment comparison --scale smoke --data photos",
+        "sample gone",
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_named(words, out, capsys):
+    assert "file" in mistake(capsys, *words.split(), "--out", out)
