@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cheap_inception import CheapClassifier, expect_cheap_networks
+from cheap_inception import use_cheap_networks
 from command_line import TINY_GENERATOR, TINY_TOKENIZER, lgq, mistake
 from PIL import Image
 
 from lgq import Tokenizer, evaluation
 from lgq.metrics.fid import Gaussian
-from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reference import Reference
 from lgq.models.autoencoder import Backbone
 
@@ -202,11 +201,7 @@ def nothing_long(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for name in ("evaluate_generation", "evaluate_likelihood"):
         monkeypatch.setattr(evaluation, name, work)
     monkeypatch.setattr(Reference, "from_images", work)
-    network = CheapClassifier()
-    cheap = MetricNetworks(None, network, {}, network)
-    monkeypatch.setattr(MetricNetworks, "available", lambda device, **_: cheap)
-    expect_cheap_networks(monkeypatch)
-    monkeypatch.setenv("LGQ_CACHE", str(tmp_path / "cache"))
+    use_cheap_networks(monkeypatch, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(("message", "words"), MISTAKES, ids=[words for _, words in MISTAKES])
