@@ -1,7 +1,8 @@
 """Checks of settings and inputs; each raises an error that names the value, the rule and the way out."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,34 +10,34 @@ from torch import Tensor
 from lgq.errors import LGQError
 
 
-def require_at_least(lowest: float, **values: float) -> None:
+def _require(holds: Callable[[Any], bool], rule: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if not value >= lowest:
-            raise LGQError(f"{name} must be at least {lowest}, got {value}.")
+        if not holds(value):
+            raise LGQError(f"{name} must {rule}, got {value!r}.")
+
+
+def require_at_least(lowest: float, **values: float) -> None:
+    _require(lambda value: value >= lowest, f"be at least {lowest}", values)
 
 
 def require_at_most(highest: float, **values: float) -> None:
-    for name, value in values.items():
-        if not value <= highest:
-            raise LGQError(f"{name} must be at most {highest}, got {value}.")
+    _require(lambda value: value <= highest, f"be at most {highest}", values)
 
 
 def require_whole(**values: int) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise LGQError(f"{name} must be a whole number, got {value!r}.")
+    _require(lambda value: type(value) is int, "be a whole number", values)
 
 
 def require_above_zero(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise LGQError(f"{name} must be positive and finite, got {value}.")
+    _require(lambda value: 0 < value < float("inf"), "be positive and finite", values)
 
 
 def require_between(lowest: float, highest: float, **values: float) -> None:
-    for name, value in values.items():
-        if not lowest <= value <= highest:
-            raise LGQError(f"{name} must lie in {lowest}..{highest}, got {value}.")
+    _require(lambda value: lowest <= value <= highest, f"lie in {lowest}..{highest}", values)
+
+
+def require_one_of(choices: tuple[str, ...], **values: str) -> None:
+    _require(lambda value: value in choices, f"be {' or '.join(map(repr, choices))}", values)
 
 
 def require_known(kind: str, name: str, known: Collection[str]) -> None:
@@ -45,12 +46,6 @@ def require_known(kind: str, name: str, known: Collection[str]) -> None:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
         raise LGQError(f"unknown {kind} {name!r}: {hint}")
-
-
-def require_one_of(choices: tuple[str, ...], **values: str) -> None:
-    for name, value in values.items():
-        if value not in choices:
-            raise LGQError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
 
 
 def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from lgq.errors import LGQError
 
 T = TypeVar("T")
+_SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 3, 100, 100, 100
 
@@ -69,27 +70,19 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         return _require(value in get_args(hint), value, path, " or ".join(map(repr, get_args(hint))))
     if origin is tuple:
-        return _restore_tuple(get_args(hint), value, path)
+        hints = list(get_args(hint))
+        _require(isinstance(value, list | tuple), value, path, "a list")
+        expected = hints[:1] * len(value) if hints[-1] is Ellipsis else hints
+        _require(len(expected) == len(value), value, path, f"a list of {len(expected)}")
+        pairs = enumerate(zip(expected, value, strict=True))
+        return tuple(_restore(kind, item, f"{path}[{i}]") for i, (kind, item) in pairs)
     if origin is dict or hint is dict:
         return _require(isinstance(value, dict), value, path, "an object with named fields")
-    return _restore_scalar(hint, value, path)
-
-
-def _restore_tuple(hints: tuple[Any, ...], value: Any, path: str) -> Any:
-    _require(isinstance(value, list | tuple), value, path, "a list")
-    expected = [hints[0]] * len(value) if hints[-1] is Ellipsis else list(hints)
-    _require(len(expected) == len(value), value, path, f"a list of {len(expected)}")
-    pairs = enumerate(zip(expected, value, strict=True))
-    return tuple(_restore(hint, item, f"{path}[{i}]") for i, (hint, item) in pairs)
-
-
-def _restore_scalar(hint: Any, value: Any, path: str) -> Any:
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    if hint not in names:
+    if hint not in _SCALARS:
         return value
     accepted = (int, float) if hint is float else hint
     fits = isinstance(value, accepted) and (hint is bool or not isinstance(value, bool))
-    return _require(fits, value, path, names[hint])
+    return _require(fits, value, path, _SCALARS[hint])
 
 
 def _require(fits: bool, value: Any, path: str, rule: str) -> Any:

@@ -104,7 +104,7 @@ def index(request: pytest.FixtureRequest, cached: Path, monkeypatch: pytest.Monk
     for weight_set in tiny_sets(archive):
         monkeypatch.setitem(SETS, weight_set.name, weight_set)
     index = Index(archive)
-    monkeypatch.setattr("lgq.weights.download.download", index)
+    monkeypatch.setattr("lgq.weights.cache.download", index)
     return index
 
 
@@ -171,7 +171,7 @@ def test_a_damaged_or_older_cache_is_noticed(index, cached):
     whole = path.read_bytes()
     for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-4], b""):
         path.write_bytes(damaged)
-        assert [status.state for status in weights.status()] == ["damaged", "here", "absent"]
+        assert list(weights.status().values()) == ["damaged", "here", "absent"]
         with pytest.raises(WeightsError, match="run `lgq weights fetch`"):
             weights.load("first")
     assert weights.fetch("first") is True
@@ -196,7 +196,7 @@ def test_a_file_is_imported_whatever_its_name(index, tmp_path, content, names):
     path = tmp_path / "some file"
     path.write_bytes({"archive": index.content, "published": PUBLISHED, "alone": PUBLISHED + b"."}[content])
     assert weights.import_file(path) == names
-    assert [status.name for status in weights.status() if status.state == "here"] == names
+    assert [name for name, state in weights.status().items() if state == "here"] == names
     assert index.downloads == 0
 
 

@@ -130,39 +130,21 @@ def _run(words: list[str]) -> int:
 def parse(words: list[str]) -> Command:
     """Build the command of a command line; print its help and exit if that is asked for."""
     name = _command_name(words)
-    command: Command = _parse_options(COMMANDS[name].load(), words[len(name.split()) :], f"lgq {name}")
-    return command
-
-
-def _command_name(words: list[str]) -> str:
-    """Return the command at the start of a command line; print the list of commands if that is asked for."""
-    for name in (" ".join(words[:2]), *words[:1]):
-        if name in COMMANDS:
-            return name
-    asked, groups = words[0] if words else "--help", {name.split()[0] for name in COMMANDS if " " in name}
-    if asked in ("-h", "--help") or (asked in groups and words[1:2] in ([], ["-h"], ["--help"])):
-        print(_overview(asked if asked in groups else ""))
-        sys.exit(0)
-    given = " ".join(words[:2]) if asked in groups else asked
-    hint = _hint(difflib.get_close_matches(given, COMMANDS))
-    raise LGQError(f"unknown command {given!r}: {hint}lgq --help.")
-
-
-def _overview(group: str) -> str:
-    lines = [f"  {name:16}  {entry.summary}" for name, entry in COMMANDS.items() if name.startswith(group)]
-    return _OVERVIEW.format(commands="\n".join(lines))
-
-
-def _parse_options(command: Any, words: list[str], program: str) -> Any:
+    command, words, program = COMMANDS[name].load(), words[len(name.split()) :], f"lgq {name}"
     if hasattr(command, "named"):
-        name, words = _run_name(words, program)
-        command = _with_defaults(command, command.named(name or command.example))
-        program = f"{program} {name or 'NAME'}"
+        run_name = ""
+        if words and not words[0].startswith("-"):
+            run_name, *words = words
+        elif "--help" not in words and "-h" not in words:
+            raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
+        command = _with_defaults(command, command.named(run_name or command.example))
+        program = f"{program} {run_name or 'NAME'}"
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):
             config = (tyro.conf.FlagCreatePairsOff,)
-            return tyro.cli(command, prog=program, args=words, config=config, registry=_REGISTRY)
+            parsed: Command = tyro.cli(command, prog=program, args=words, config=config, registry=_REGISTRY)
+            return parsed
     except SystemExit as end:
         if not end.code:
             raise
@@ -174,13 +156,20 @@ def _parse_options(command: Any, words: list[str], program: str) -> Any:
         raise LGQError("a word of the command line is too long to be an option or a value.") from error
 
 
-def _run_name(words: list[str], program: str) -> tuple[str, list[str]]:
-    """Split the name of a run from the options; no name where help is asked for without one."""
-    if words and not words[0].startswith("-"):
-        return words[0], words[1:]
-    if "--help" in words or "-h" in words:
-        return "", words
-    raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
+def _command_name(words: list[str]) -> str:
+    """Return the command at the start of a command line; print the list of commands if that is asked for."""
+    for name in (" ".join(words[:2]), *words[:1]):
+        if name in COMMANDS:
+            return name
+    asked, groups = words[0] if words else "--help", {name.split()[0] for name in COMMANDS if " " in name}
+    if asked in ("-h", "--help") or (asked in groups and words[1:2] in ([], ["-h"], ["--help"])):
+        shown = [name for name in COMMANDS if asked not in groups or name.startswith(asked)]
+        lines = (f"  {name:16}  {COMMANDS[name].summary}" for name in shown)
+        print(_OVERVIEW.format(commands="\n".join(lines)))
+        sys.exit(0)
+    given = " ".join(words[:2]) if asked in groups else asked
+    hint = _hint(difflib.get_close_matches(given, COMMANDS))
+    raise LGQError(f"unknown command {given!r}: {hint}lgq --help.")
 
 
 def _with_defaults(command: Any, settings: Any) -> type[Any]:

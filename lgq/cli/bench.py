@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import torch
 import tyro
@@ -24,8 +24,12 @@ class Benchmark(Generic[Settings]):
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the result as one JSON object; the table then goes to the error output."""
 
-    def _measure(self, bench: ModuleType, doing: str, as_table: Callable[[list[Any]], Table]) -> int:
-        """Measure the rows of a benchmark and print them; after Ctrl-C, those that are done."""
+    parts: ClassVar[tuple[ModuleType, str, Callable[[list[Any]], Table]]]
+    """Module of the benchmark, what it does, and the table of its rows."""
+
+    def run(self) -> int:
+        """Measure the rows and print them; after Ctrl-C, those that are done."""
+        bench, doing, as_table = self.parts
         rows = tracked(bench.run(self.settings), len(bench.plan(self.settings)), doing)
         show(as_table(rows), on_errors=self.as_json)
         if self.as_json:
@@ -39,33 +43,28 @@ class Benchmark(Generic[Settings]):
 class BenchQuantizers(Benchmark[quantizers.QuantizerBenchmark]):
     """Measure time and memory of each quantizer's training step, beside its dense formulas and a peer."""
 
-    def run(self) -> int:
-        return self._measure(quantizers, "measuring", tables.quantizer_table)
+    parts = (quantizers, "measuring", tables.quantizer_table)
 
 
 class BenchEncode(Benchmark[encode.EncodeBenchmark]):
     """Measure the search for nearest codes, beside faiss's exact flat index."""
 
-    def run(self) -> int:
-        return self._measure(encode, "searching", tables.encode_table)
+    parts = (encode, "searching", tables.encode_table)
 
 
 class BenchTrain(Benchmark[train.TrainBenchmark]):
     """Measure images per second of a training step, beside the plain model, and the share of each part."""
 
-    def run(self) -> int:
-        return self._measure(train, "training", tables.train_table)
+    parts = (train, "training", tables.train_table)
 
 
 class BenchEvaluate(Benchmark[evaluate.EvaluateBenchmark]):
     """Measure an evaluation beside the networks alone, and the Fréchet distance beside scipy's."""
 
-    def run(self) -> int:
-        return self._measure(evaluate, "evaluating", tables.evaluate_table)
+    parts = (evaluate, "evaluating", tables.evaluate_table)
 
 
 class BenchSample(Benchmark[sample.SampleBenchmark]):
     """Measure the drawing of images beside the networks alone, and the share of each part."""
 
-    def run(self) -> int:
-        return self._measure(sample, "drawing", tables.sample_table)
+    parts = (sample, "drawing", tables.sample_table)

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import command_line, say, show
-from lgq.experiments.plan import Estimate
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
 
@@ -93,7 +92,10 @@ class Report:
 def _table(outcome: ExperimentOutcome) -> Table:
     estimates, plan = outcome.estimates, outcome.plan
     title = plan.title + (f" ({plan.paper})" if plan.paper else "")
-    table = Table(title=title, caption=_total(estimates), box=box.SIMPLE_HEAD)
+    finished = f"{sum(estimate.finished for estimate in estimates)} of {len(estimates)} rows are finished"
+    rest = _duration(sum(estimate.seconds or 0 for estimate in estimates))
+    caption = f"{finished}; training the others takes about {rest} here"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
     for heading in ("row", "state"):
         table.add_column(heading, overflow="fold")
     for heading in ("steps", "parameters", "training"):
@@ -107,13 +109,6 @@ def _table(outcome: ExperimentOutcome) -> Table:
             "-" if estimate.seconds is None else _duration(estimate.seconds),
         )
     return table
-
-
-def _total(estimates: list[Estimate]) -> str:
-    finished = sum(estimate.finished for estimate in estimates)
-    seconds = sum(estimate.seconds or 0 for estimate in estimates)
-    rest = f"training the others takes about {_duration(seconds)} here"
-    return f"{finished} of {len(estimates)} rows are finished; {rest}"
 
 
 def _duration(seconds: float) -> str:

@@ -57,9 +57,7 @@ class Train:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
-    @staticmethod
-    def named(name: str) -> TokenizerRun:
-        return named_run(name)
+    named = staticmethod(named_run)
 
     def run(self) -> int:
         if self.dry_run:
@@ -97,9 +95,7 @@ class TrainGenerator:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
-    @staticmethod
-    def named(name: str) -> GeneratorRun:
-        return named_generator(name)
+    named = staticmethod(named_generator)
 
     def run(self) -> int:
         sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}

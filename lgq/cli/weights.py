@@ -21,8 +21,9 @@ class WeightsStatus:
         table = Table(box=box.SIMPLE_HEAD, caption=Text(f"cache: {weights.cache_directory()}"))
         for heading in ("weights", "for", "state", "how to get them"):
             table.add_column(heading, overflow="fold")
-        for item in weights.status():
-            table.add_row(item.name, item.purpose, item.state, "" if item.state == "here" else item.command)
+        for name, state in weights.status().items():
+            known = weights.SETS[name]
+            table.add_row(name, known.purpose, state, "" if state == "here" else known.command)
         show(table)
         return 0
 

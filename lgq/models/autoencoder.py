@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lgq.checks import require_at_most, require_images
+from lgq.checks import require_at_least, require_at_most, require_images
 from lgq.errors import LGQError
 
 _MAX_BLOCKS, _MAX_LEVELS = 1_000, 16  # so that no settings file can ask for an endless network
@@ -48,7 +48,7 @@ class Backbone:
     """Whether training recomputes branches in the backward pass: less memory, about a third more work."""
 
     def __post_init__(self) -> None:
-        _require_positive("blocks", self.blocks)
+        require_at_least(1, blocks=self.blocks)
         require_at_most(_MAX_BLOCKS, blocks=self.blocks)
         require_at_most(_MAX_LEVELS, number_of_widths=len(self.widths))
         _require_divides("groups", self.groups, "widths", self.widths)
@@ -179,13 +179,9 @@ def _blocks(backbone: Backbone, width: int) -> list[nn.Module]:
     return [Skip(branch, checkpointing=backbone.checkpointing) for branch in branches]
 
 
-def _require_positive(name: str, *values: int) -> None:
-    if not values or min(values) < 1:
-        raise LGQError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")
-
-
 def _require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
-    _require_positive(name, divisor)
-    _require_positive(owner, *numbers)
+    for label, values in ((name, (divisor,)), (owner, numbers)):
+        if not values or min(values) < 1:
+            raise LGQError(f"{label} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")
     if rest := [number for number in numbers if number % divisor]:
         raise LGQError(f"{name} must divide {owner}, got {divisor} and {numbers}: {rest[0]} is no multiple.")

@@ -8,6 +8,7 @@ convention, so images are rounded to bytes, resized and normalised in here, and 
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -134,7 +135,7 @@ class _Branches(nn.ModuleDict):
 
 def _network() -> nn.Sequential:
     """Build all layers, with the names of TensorFlow's graph."""
-    layers = {
+    layers: dict[str, nn.Module] = {
         "conv": _Convolution(3, 32, 3, 2),
         "conv_1": _Convolution(32, 32, 3, padded=False),
         "conv_2": _Convolution(32, 64, 3),
@@ -145,17 +146,25 @@ def _network() -> nn.Sequential:
         "mixed": _fine(192, pooled=32),
         "mixed_1": _fine(256, pooled=64),
         "mixed_2": _fine(288, pooled=64),
-        "mixed_3": _fine_to_middle(),
+        "mixed_3": _Branches(
+            conv=_Convolution(288, 384, 3, 2),
+            tower=_tower(288, (64, 1), (96, 3), (96, 3), last_stride=2),
+            pool=nn.MaxPool2d(3, 2),
+        ),
         "mixed_4": _middle(128),
         "mixed_5": _middle(160),
         "mixed_6": _middle(160),
         "mixed_7": _middle(192),
-        "mixed_8": _middle_to_coarse(),
+        "mixed_8": _Branches(
+            tower=_tower(768, (192, 1), (320, 3), last_stride=2),
+            tower_1=_tower(768, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), last_stride=2),
+            pool=nn.MaxPool2d(3, 2),
+        ),
         "mixed_9": _coarse(1280, _average_pool()),
         "mixed_10": _coarse(2048, nn.MaxPool2d(3, 1, padding=1)),
         "pool_2": nn.AvgPool2d(8),
     }
-    return _named(layers)
+    return nn.Sequential(OrderedDict(layers))
 
 
 def _fine(inputs: int, *, pooled: int) -> _Branches:
@@ -167,14 +176,6 @@ def _fine(inputs: int, *, pooled: int) -> _Branches:
     )
 
 
-def _fine_to_middle() -> _Branches:
-    return _Branches(
-        conv=_Convolution(288, 384, 3, 2),
-        tower=_tower(288, (64, 1), (96, 3), (96, 3), last_stride=2),
-        pool=nn.MaxPool2d(3, 2),
-    )
-
-
 def _middle(width: int) -> _Branches:
     long: list[Layer] = [(width, (7, 1)), (width, (1, 7)), (width, (7, 1))]
     return _Branches(
@@ -182,14 +183,6 @@ def _middle(width: int) -> _Branches:
         tower=_tower(768, (width, 1), (width, (1, 7)), (192, (7, 1))),
         tower_1=_tower(768, (width, 1), *long, (192, (1, 7))),
         tower_2=_pooled_tower(768, _average_pool(), 192),
-    )
-
-
-def _middle_to_coarse() -> _Branches:
-    return _Branches(
-        tower=_tower(768, (192, 1), (320, 3), last_stride=2),
-        tower_1=_tower(768, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), last_stride=2),
-        pool=nn.MaxPool2d(3, 2),
     )
 
 
@@ -208,7 +201,7 @@ def _tower(inputs: int, *layers: Layer, last_stride: int = 1) -> nn.Sequential:
         stride = last_stride if index == len(layers) - 1 else 1
         modules[f"conv_{index}" if index else "conv"] = _Convolution(inputs, width, kernel, stride)
         inputs = width
-    return _named(modules)
+    return nn.Sequential(OrderedDict(modules))
 
 
 def _split_tower(inputs: int, *layers: Layer) -> nn.Sequential:
@@ -220,18 +213,11 @@ def _split_tower(inputs: int, *layers: Layer) -> nn.Sequential:
 
 
 def _pooled_tower(inputs: int, pool: nn.Module, width: int) -> nn.Sequential:
-    return _named({"pool": pool, "conv": _Convolution(inputs, width, 1)})
+    return nn.Sequential(OrderedDict(pool=pool, conv=_Convolution(inputs, width, 1)))
 
 
 def _average_pool() -> nn.AvgPool2d:
     return nn.AvgPool2d(3, 1, padding=1, count_include_pad=False)
-
-
-def _named(modules: dict[str, nn.Module]) -> nn.Sequential:
-    sequence = nn.Sequential()
-    for name, module in modules.items():
-        sequence.add_module(name, module)
-    return sequence
 
 
 def _preprocess(images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 299 299"]:

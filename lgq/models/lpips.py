@@ -107,7 +107,16 @@ class LPIPS(nn.Module):
         return network
 
     def forward(self, x: Float[Tensor, "b 3 h w"], y: Float[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
-        self._check_images(x, y)
+        require_images(x)
+        require_images(y)
+        if x.shape != y.shape:
+            shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+            raise LGQError(f"LPIPS compares images of equal shape, got {shapes}.")
+        if min(x.shape[2:]) < self.architecture.min_side:
+            raise LGQError(
+                f"LPIPS needs sides of at least {self.architecture.min_side} pixels, "
+                f"got {x.shape[2]} x {x.shape[3]}: use larger images, or resize these."
+            )
         # float32: squared differences of unit vectors, and their gradients, vanish in half precision.
         with outside_autocast(x):
             distance = x.new_zeros(len(x), dtype=self.shift.dtype)
@@ -125,18 +134,6 @@ class LPIPS(nn.Module):
             for _ in stage:
                 features = F.relu_(next(convolutions)(features))
             yield features
-
-    def _check_images(self, x: Tensor, y: Tensor) -> None:
-        require_images(x)
-        require_images(y)
-        if x.shape != y.shape:
-            shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
-            raise LGQError(f"LPIPS compares images of equal shape, got {shapes}.")
-        if min(x.shape[2:]) < self.architecture.min_side:
-            raise LGQError(
-                f"LPIPS needs sides of at least {self.architecture.min_side} pixels, "
-                f"got {x.shape[2]} x {x.shape[3]}: use larger images, or resize these."
-            )
 
 
 class _Convolution(nn.Module):

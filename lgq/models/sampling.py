@@ -34,6 +34,7 @@ _MASKED_FRACTIONS: dict[str, Callable[[float], float]] = {
     "root": lambda done: 1 - math.sqrt(done),
     "arccos": lambda done: math.acos(done) / (math.pi / 2),
 }
+"""Fraction of tokens that are still masked, by the fraction of steps that are done."""
 # Keeps the floor of a product that is whole except for rounding, such as 10 (1 - 0.9).
 _ROUNDING = 1e-9
 
@@ -122,22 +123,18 @@ def sample_tokens(
     return tokens
 
 
-def masked_after(step: int, steps: int, schedule: MaskSchedule) -> float:
-    """Return the fraction of tokens still masked after a step, counted from 0; it is 0 after the last."""
-    return _MASKED_FRACTIONS[schedule]((step + 1) / steps)
-
-
 def reveal_counts(masked: Int64[Tensor, " b"], steps: int, schedule: MaskSchedule) -> Int64[Tensor, "t b"]:
     """Return how many tokens of each image to set at each step, given how many are masked at first.
 
-    After a step, floor(masked * masked_after(...)) tokens stay masked, but every step sets at least one
-    token of every image that has masked ones. So there are at most as many steps as masked tokens, and an
-    image with fewer masked tokens than steps is filled token by token.
+    After a step, floor(masked * fraction) tokens stay masked, but every step sets at least one token of
+    every image that has masked ones. So there are at most as many steps as masked tokens, and an image with
+    fewer masked tokens than steps is filled token by token.
     """
     steps = min(steps, max(masked.tolist(), default=0))
     counts, left = masked.new_zeros(steps, len(masked)), masked
     for step in range(steps):
-        scheduled = (masked.double() * masked_after(step, steps, schedule) + _ROUNDING).floor().long()
+        fraction = _MASKED_FRACTIONS[schedule]((step + 1) / steps)
+        scheduled = (masked.double() * fraction + _ROUNDING).floor().long()
         later_steps = steps - 1 - step
         remaining = scheduled.clamp(min=later_steps).minimum(left - 1).clamp(min=0)
         counts[step], left = left - remaining, remaining

@@ -81,21 +81,10 @@ class MaskedTransformer(nn.Module):
 
         Other positions skip the last layer, which is the widest.
         """
-        features = self.head(self.features(tokens, classes)[where])
-        biases = F.embedding(where.nonzero(as_tuple=True)[1], self.bias)
-        return torch.addmm(biases, features, self.tokens.weight[: self.codebook_size].T)
-
-    def features(
-        self, tokens: Int64[Tensor, "b n"], classes: Int64[Tensor, " b"]
-    ) -> Float[Tensor, "b n {self.width}"]:
-        """Return the features of every token before the head."""
         sequence = torch.cat([self.class_tokens(classes)[:, None], self.tokens(tokens)], dim=1)
-        features: Tensor = self.norm(self.blocks(self.dropout(sequence + self.positions)))
-        return features[:, 1:]
-
-    @property
-    def width(self) -> int:
-        return self.tokens.embedding_dim
+        features = self.norm(self.blocks(self.dropout(sequence + self.positions)))[:, 1:]
+        biases = F.embedding(where.nonzero(as_tuple=True)[1], self.bias)
+        return torch.addmm(biases, self.head(features[where]), self.tokens.weight[: self.codebook_size].T)
 
 
 class _Block(nn.Module):

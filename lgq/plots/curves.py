@@ -48,8 +48,8 @@ def training_curves(records: Sequence[Record]) -> bytes:
         marker = "o" if curve.split == "validation" else None
         panel.plot(steps, values, color=curve.colour, linewidth=2, marker=marker, markersize=5)
         last = f"{values[-1]:.1%}" if curve.share else f"{values[-1]:.3g}"
-        place = {"xy": (steps[-1], values[-1]), "xytext": (6, 0), "textcoords": "offset points"}
-        panel.annotate(last, **place, va="center", color=curve.colour, fontweight="bold")
+        style: dict[str, Any] = {"va": "center", "color": curve.colour, "fontweight": "bold"}
+        panel.annotate(last, (steps[-1], values[-1]), (6, 0), textcoords="offset points", **style)
         panel.set_title(curve.title, loc="left")
         panel.set_xlabel("step")
         panel.set_xlim(0, 1.04 * steps[-1])
@@ -67,8 +67,8 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
     figure, (panel,) = panel_figure(1, (9.0, 3.6))
     panel.stairs((ordered.double() / ordered.sum()).tolist(), fill=True, color=BLUE)
     panel.axhline(1 / codes, color=ORANGE, linewidth=1.5, linestyle="--")
-    place = {"xy": (codes, 1 / codes), "xytext": (0, 5), "textcoords": "offset points"}
-    panel.annotate("uniform", **place, ha="right", color=ORANGE)
+    style: dict[str, Any] = {"ha": "right", "color": ORANGE}
+    panel.annotate("uniform", (codes, 1 / codes), (0, 5), textcoords="offset points", **style)
     if used < codes:
         panel.axvspan(used, codes, color=SHADE, linewidth=0)
     title = f"{used:,} of {codes:,} codes are used ({used / codes:.1%})"

@@ -8,11 +8,11 @@ No code that comes with weights is ever run: neither the build code of an archiv
 TorchScript file.
 """
 
-from lgq.weights.cache import CACHE_VARIABLE, Status, cache_directory, fetch, import_file, load, status
+from lgq.weights.cache import CACHE_VARIABLE, cache_directory, fetch, import_file, load, status
 from lgq.weights.convert import WeightsError
 from lgq.weights.registry import FETCHABLE, SETS, WeightSet
 
 __all__ = [
-    "CACHE_VARIABLE", "FETCHABLE", "SETS", "Status", "WeightSet", "WeightsError", "cache_directory", "fetch",
+    "CACHE_VARIABLE", "FETCHABLE", "SETS", "WeightSet", "WeightsError", "cache_directory", "fetch",
     "import_file", "load", "status",
 ]  # fmt: skip

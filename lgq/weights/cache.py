@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -20,22 +19,12 @@ from torch import Tensor
 from lgq.files import DamagedFileError, Fingerprint, make_directory, sync_directory, write_new_file
 from lgq.progress import Progress, unwatched
 from lgq.weights.convert import WeightsError
+from lgq.weights.download import download, read_member
 from lgq.weights.registry import SETS, Archive, WeightSet, weight_set
 
 CACHE_VARIABLE = "LGQ_CACHE"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """State of a set of weights in the cache."""
-
-    name: str
-    purpose: str
-    """Metric that needs the weights."""
-    state: Literal["here", "absent", "damaged"]
-    path: Path
-    command: str
-    """Instruction for the user to get the weights."""
+State = Literal["here", "absent", "damaged"]
+"""State of a set of weights in the cache."""
 
 
 def cache_directory() -> Path:
@@ -43,9 +32,9 @@ def cache_directory() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("lgq")).expanduser()
 
 
-def status() -> list[Status]:
-    """Return the state of every set."""
-    return [_status(weights) for weights in SETS.values()]
+def status() -> dict[str, State]:
+    """Return the state of every set, by name."""
+    return {name: _state(weights) for name, weights in SETS.items()}
 
 
 def load(name: str) -> dict[str, Tensor]:
@@ -73,11 +62,8 @@ def fetch(name: str, on_progress: Progress = unwatched) -> bool:
     weights = weight_set(name)
     if weights.archive is None:
         raise WeightsError(f"{name} cannot be fetched: {weights.command}.")
-    if _status(weights).state == "here":
+    if _state(weights) == "here":
         return False
-    # Imported here, as most commands never fetch.
-    from lgq.weights.download import download
-
     with _workspace() as work:
         path = download(weights.archive, work, on_progress)
         _store_members(weights.archive, _verified(path, weights.archive.fingerprint), work)
@@ -101,8 +87,8 @@ def import_file(path: Path) -> list[str]:
             data = _verified(path, weights.archive.fingerprint)
             with _workspace() as work:
                 return _store_members(weights.archive, data, work)
-    filenames = [name for weights in SETS.values() for name in _filenames(weights)]
-    known = ", ".join(dict.fromkeys(filenames))
+    sources = [source for weights in SETS.values() for source in (weights, weights.archive) if source]
+    known = ", ".join(dict.fromkeys(source.filename for source in sources))
     raise WeightsError(f"{path}, of {size:,} bytes, is none of the files that can be imported: {known}.")
 
 
@@ -120,16 +106,14 @@ def store(weights: WeightSet, tensors: dict[str, Tensor], work: Path) -> None:
     sync_directory(path.parent)
 
 
-def _status(weights: WeightSet) -> Status:
-    path = cache_path(weights)
-    state: Literal["here", "absent", "damaged"] = "absent"
-    if path.is_file():
-        try:
-            load(weights.name)
-            state = "here"
-        except WeightsError:
-            state = "damaged"
-    return Status(name=weights.name, purpose=weights.purpose, state=state, path=path, command=weights.command)
+def _state(weights: WeightSet) -> State:
+    if not cache_path(weights).is_file():
+        return "absent"
+    try:
+        load(weights.name)
+    except WeightsError:
+        return "damaged"
+    return "here"
 
 
 @contextmanager
@@ -148,8 +132,6 @@ def _workspace() -> Iterator[Path]:
 
 
 def _store_members(archive: Archive, data: bytes, work: Path) -> list[str]:
-    from lgq.weights.download import read_member
-
     members = [weights for weights in SETS.values() if weights.archive == archive]
     for weights in members:
         published = read_member(data, weights.member, weights.fingerprint)
@@ -182,7 +164,3 @@ def _digest(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(tensor.numpy().data)
     return digest.hexdigest()
-
-
-def _filenames(weights: WeightSet) -> list[str]:
-    return [weights.filename, *([weights.archive.filename] if weights.archive else [])]

@@ -142,17 +142,17 @@ _TOWERS = {
 @_damage_reported()
 def lpips(data: bytes, *, network: str) -> dict[str, Tensor]:
     """Convert convolutions of VGG16 or AlexNet and heads of LPIPS 0.1, as the JAX port pickles them."""
-    return dict(_lpips_entry(name, tensor, network) for name, tensor in numpy_pickle(data).items())
-
-
-def _lpips_entry(name: str, tensor: Tensor, network: str) -> tuple[str, Tensor]:
-    if match := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.kernel", name):
-        return f"convolutions.{match[1]}.weight", tensor.permute(3, 2, 0, 1).contiguous()
-    if match := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.bias", name):
-        return f"convolutions.{match[1]}.bias", tensor
-    if match := re.fullmatch(r"NetLinLayer_(\d+)\.Conv_0\.kernel", name):
-        return f"head_{match[1]}", tensor.flatten()
-    raise _unknown(name)
+    tensors = {}
+    for name, tensor in numpy_pickle(data).items():
+        if match := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.kernel", name):
+            tensors[f"convolutions.{match[1]}.weight"] = tensor.permute(3, 2, 0, 1).contiguous()
+        elif match := re.fullmatch(rf"{network}_0\.Conv_(\d+)\.bias", name):
+            tensors[f"convolutions.{match[1]}.bias"] = tensor
+        elif match := re.fullmatch(r"NetLinLayer_(\d+)\.Conv_0\.kernel", name):
+            tensors[f"head_{match[1]}"] = tensor.flatten()
+        else:
+            raise _unknown(name)
+    return tensors
 
 
 @_damage_reported()

