@@ -3,26 +3,12 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.journal import read_records
 
-
-class NoBoard:
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def add_scalar(self, *args) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-NO_TENSORBOARD = SimpleNamespace(SummaryWriter=NoBoard)
+NO_TENSORBOARD = SimpleNamespace(SummaryWriter=MagicMock())
 
 
 def saved_states(run: Path, rank: int = 0) -> dict[str, Any]:

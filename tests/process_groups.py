@@ -26,18 +26,14 @@ def on_processes(count: int, folder: Path, task: Callable[..., Any], *arguments:
 
 def exit_codes(count: int, task: Callable[..., Any], *arguments: Any) -> list[int | None]:
     """Return the exit codes of the processes; if one fails, the others are terminated, as by torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
     # Forked from a process that only imports: this is fast, and copies no threads.
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    processes = []
-    for number in range(count):
-        variables = group | {"RANK": str(number), "LOCAL_RANK": str(number)}
-        processes.append(context.Process(target=_child, args=(variables, task, arguments)))
-        processes[-1].start()
+    processes = [
+        context.Process(target=_child, args=(variables, task, arguments)) for variables in environments(count)
+    ]
+    for process in processes:
+        process.start()
     waiting = {process.sentinel: process for process in processes}
     while waiting:
         for sentinel in multiprocessing.connection.wait(waiting):
@@ -45,6 +41,15 @@ def exit_codes(count: int, task: Callable[..., Any], *arguments: Any) -> list[in
                 for process in waiting.values():
                     process.terminate()
     return [process.exitcode for process in processes]
+
+
+def environments(count: int) -> list[dict[str, str]]:
+    """Return the variables by which torchrun tells each process of a group which one it is."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    return [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 def _child(variables: dict[str, str], task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -7,19 +7,16 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from PIL import Image
+from fuzz import seeds
 from process_groups import exit_codes, on_processes
+from tiny_run import paint_photos
 
-from lgq import MaskGIT, Tokenizer
 from lgq.cli import main
 from lgq.distributed import leave_processes, rank, world_size
 from lgq.metrics.code_usage import CodeUsage
-from lgq.models.autoencoder import Backbone
-from lgq.models.transformer import TransformerSettings
 from lgq.quantizers import LGQ, VQ
 
 DIM, SIZE, TOKENS = 4, 12, 40
@@ -82,36 +79,25 @@ def test_a_single_process_has_no_group_to_leave():
     assert not dist.is_initialized()
 
 
-BACKBONE = Backbone(
-    widths=(8, 8), blocks=1, attention_heads=0, groups=4, latent_channels=DIM, latent_groups=2
-)
-SIDE, PHOTOS, DRAWN = 8, 11, 11
+DRAWN = 11
 
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    small = TransformerSettings(layers=1, width=16, heads=2, hidden=32)
-    tokenizer = Tokenizer(BACKBONE, "lgq", SIZE)
     folder = tmp_path_factory.mktemp("generator") / "mine"
-    maskgit = MaskGIT(tokenizer, image_size=SIDE, classes=("cat", "dog", "fox"), transformer=small)
-    maskgit.save_pretrained(folder)
+    seeds.generator().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for i in range(PHOTOS):
-        pixels = random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{i:02d}.png")
-    return folder
+    return paint_photos(tmp_path_factory.mktemp("photos"), 11)
 
 
 def commands(generator: Path, photos: Path) -> dict[str, list[str]]:
     """Two commands that write six files each: shards or batches of two images."""
     draw = ["sample", str(generator), "--images", str(DRAWN), "--batch-size", "2", "--steps", "2", "--out"]
-    size = ["--image-size", str(SIDE), "--shard-size", "2", "--batch-size", "1", "--workers", "0"]
+    size = ["--image-size", "4", "--shard-size", "2", "--batch-size", "1", "--workers", "0"]
     return {
         "sample": draw,
         "encode": ["encode", str(generator / "tokenizer"), "--data", str(photos), *size, "--out"],

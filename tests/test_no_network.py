@@ -10,21 +10,20 @@ import pytest
 GUARD = """
 import os, socket
 
-def _guarded(method):
-    def guard(self, address, *rest):
-        local = self.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "::1", "localhost")
-        if not local:
-            with open(os.environ["LGQ_TEST_CALLS"], "a") as file:
-                file.write(f"{address}\\n")
-            raise OSError("there is no network in this test")
-        return method(self, address, *rest)
-    return guard
-
-def _resolve(host, *rest, _before=socket.getaddrinfo, **options):
+def _require_local(host):
     if host not in (None, "", "127.0.0.1", "::1", "localhost", socket.gethostname()):
         with open(os.environ["LGQ_TEST_CALLS"], "a") as file:
             file.write(f"{host}\\n")
         raise OSError("there is no network in this test")
+
+def _guarded(method):
+    def guard(self, address, *rest):
+        _require_local(None if self.family == socket.AF_UNIX else address[0])
+        return method(self, address, *rest)
+    return guard
+
+def _resolve(host, *rest, _before=socket.getaddrinfo, **options):
+    _require_local(host)
     return _before(host, *rest, **options)
 
 for name in ("connect", "connect_ex"):

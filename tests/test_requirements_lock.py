@@ -1,6 +1,7 @@
-"""requirements.lock: every package with its hash, as constraints.txt pins it, from any index."""
+"""constraints.txt pins every dependency; requirements.lock has their hashes, from any index."""
 
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,13 @@ def test_every_line_of_the_lock_is_a_version_with_its_hash():
 
 def test_the_lock_has_the_versions_of_the_constraints():
     assert {name: locked().get(name) for name in constrained()} == constrained()
+
+
+def test_every_direct_dependency_is_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    wanted += [name for extra in project["project"]["optional-dependencies"].values() for name in extra]
+    assert {re.split(r"[<>=\[]", name)[0] for name in wanted} == constrained().keys()
 
 
 def test_the_lock_names_no_place_to_download_from():

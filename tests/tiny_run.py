@@ -53,9 +53,9 @@ RUNS = {
 }
 
 
-def paint_photos(folder: Path) -> Path:
+def paint_photos(folder: Path, count: int = 5) -> Path:
     random = np.random.default_rng(0)
-    for i in range(5):
+    for i in range(count):
         coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))
         coarse.resize((28, 28)).save(folder / f"{i}.png")
     return folder

@@ -11,17 +11,17 @@ import random
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from faults import damage, disk, images, kills, numbers, stored, torchrun
+from faults import damage, disk, images, kills, numbers, torchrun
 from faults.lab import Fault, Impossible, Lab, open_lab
 
-MODULES = (kills, torchrun, disk, damage, stored, images, numbers)
+MODULES = (kills, torchrun, disk, damage, images, numbers)
 FAULTS = tuple(fault for module in MODULES for fault in module.FAULTS)
 
 
@@ -33,8 +33,7 @@ class Tally:
     survived: int = 0
     lost: int = 0
     """Steps beyond the last checkpoint."""
-    failures: list[str] = field(default_factory=list)
-    impossible: str = ""
+    note: str = ""
 
 
 def main() -> None:
@@ -44,22 +43,29 @@ def main() -> None:
     parser.add_argument("--promises", action="store_true", help="print the promises, and inject nothing")
     options = parser.parse_args()
     if options.promises:
-        print("\n".join(["| fault | promise |", "| --- | --- |", *map(promise, FAULTS)]))
-        return
+        rows = [f"| {fault.name} | {fault.promise} |" for fault in FAULTS]
+        return print("\n".join(["| fault | promise |", "| --- | --- |", *rows]))
     # Killed processes leave things behind, of which Python warns.
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
     logging.getLogger("lgq").setLevel(logging.ERROR)
     began, console = time.monotonic(), Console(width=100, highlight=False)
-    chosen = [fault for fault in FAULTS if any(part in fault.name for part in options.only)]
+    table = Table("fault", "tries", "survived", "lost steps", box=box.SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    total = Tally()
     with open_lab() as lab:
-        tallies = {fault.name: tally(fault, lab, options.seed) for fault in chosen}
-    console.print(table(tallies))
-    console.print(verdict(tallies, options.seed, time.monotonic() - began))
-    sys.exit(any(result.survived < result.tries or result.lost for result in tallies.values()))
-
-
-def promise(fault: Fault) -> str:
-    return f"| {fault.name} | {fault.promise} |"
+        for fault in FAULTS:
+            if any(part in fault.name for part in options.only):
+                result = tally(fault, lab, options.seed)
+                counts = result.tries, result.survived, result.lost
+                table.add_row(fault.name + result.note, *map(str, counts))
+                total = Tally(total.tries + counts[0], total.survived + counts[1], total.lost + counts[2])
+    console.print(table)
+    console.print(
+        f"{total.tries} faults (seed {options.seed}), {total.survived} survived, {total.lost} steps lost "
+        f"beyond the last checkpoint; {(time.monotonic() - began) / 60:.1f} minutes"
+    )
+    sys.exit(total.survived < total.tries or total.lost > 0)
 
 
 def tally(fault: Fault, lab: Lab, seed: int) -> Tally:
@@ -68,39 +74,15 @@ def tally(fault: Fault, lab: Lab, seed: int) -> Tally:
     attempts = list(fault.attempts(lab, random.Random(f"{seed} {fault.name}")))
     for attempt in track(attempts, fault.name, console=console, disable=not console.is_terminal):
         try:
-            lost = attempt()
+            result.lost += attempt()
+            result.survived += 1
         except Impossible as reason:
-            result.impossible = str(reason)
+            result.note = f" (left out: {reason})"
             break
         except Exception:
-            result.failures.append(traceback.format_exc())
-            print(f"NOT SURVIVED: {fault.name}\n{result.failures[-1]}", file=sys.stderr)
-        else:
-            result.survived += 1
-            result.lost += lost
+            print(f"NOT SURVIVED: {fault.name}\n{traceback.format_exc()}", file=sys.stderr)
         result.tries += 1
     return result
-
-
-def table(tallies: dict[str, Tally]) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD)
-    drawn.add_column("fault")
-    for heading in ("tries", "survived", "lost steps"):
-        drawn.add_column(heading, justify="right")
-    for name, result in tallies.items():
-        note = f" (left out: {result.impossible})" if result.impossible else ""
-        drawn.add_row(name + note, str(result.tries), str(result.survived), str(result.lost))
-    return drawn
-
-
-def verdict(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
-    tries, survived, lost = (
-        sum(getattr(result, name) for result in tallies.values()) for name in ("tries", "survived", "lost")
-    )
-    return (
-        f"{tries} faults (seed {seed}), {survived} survived, {lost} steps lost beyond the last checkpoint; "
-        f"{seconds / 60:.1f} minutes"
-    )
 
 
 if __name__ == "__main__":

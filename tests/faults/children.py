@@ -5,7 +5,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -141,14 +140,6 @@ def wait_for(*processes: Any) -> None:
         assert done, f"hangs after {PATIENCE:.0f} seconds"
     for process in processes:
         process.join()
-
-
-def address() -> dict[str, str]:
-    """Return the environment of two processes that are to meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
 
 
 def child(order: Order) -> None:

@@ -1,4 +1,4 @@
-"""Damaged files of a run: cut short, with a flipped bit, empty, missing, or swapped."""
+"""Damaged files of a run, tokens and results: cut short, with a flipped bit, empty, missing, or swapped."""
 
 import random
 import shutil
@@ -8,19 +8,27 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from tiny_run import TINY
+from token_sets import write_tokens
 
 from faults.children import REFUSED
 from faults.injections import SignalAtStep
 from faults.lab import Cases, Fault, Lab, contents, require_documented, times
+from lgq.data.token_format import TokenError
+from lgq.data.tokens import TokenDataset
+from lgq.experiments.results_directory import ResultsDirectory
 from lgq.files import write_new_file
 from lgq.hub import PretrainedError, WeightsChoice
+from lgq.results import ResultsError, append_result, read_results
 from lgq.tokenizer import load_tokenizer
 from lgq.training.checkpoint import Checkpoints
 
 FOURTH_STEP = SignalAtStep(4, (signal.SIGTERM,))
 OTHER = replace(TINY, seed=1)
 PARTS = ("state.safetensors", "state.json", "manifest.json")
+RECORDS = [{"kind": "tokenizer", "seed": seed, "metrics": {"psnr": 20.0 + seed}} for seed in range(3)]
+TOKENS = ("tokens.json", "tokens-00000.safetensors", "tokens-00001.safetensors")
 
 Damage = Callable[[Path], None]
 """Damages a file or a directory."""
@@ -120,9 +128,7 @@ def foreign_checkpoint(lab: Lab) -> int:
         shutil.copytree(foreign, out / "checkpoints/step-000005")
         _refused(lab, out, "was started with other settings: ")
         shutil.rmtree(out / "checkpoints/step-000005")
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
-    return max(0, 4 - resumed.resumed)
+        return lab.resume(TINY, out, saved=4)
 
 
 def _refused(lab: Lab, out: Path, words: str) -> None:
@@ -148,21 +154,19 @@ def published_weights(lab: Lab, name: str, damage: Damage) -> int:
         assert f"{out / which} is damaged: {Path(name).name} has " in message, message
         if which == "best":
             return 0
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
+        lost = lab.resume(TINY, out, saved=4)
         load_tokenizer(out, which)
-    return max(0, 4 - resumed.resumed)
+    return lost
 
 
 def other_files(lab: Lab, name: str, damage: Damage) -> int:
     """A resumed run writes them again, by its settings."""
     with lab.place(stopped_run(lab)) as out:
         damage(out / name)
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
+        lost = lab.resume(TINY, out, saved=4)
         if name == "config.json":
             assert (out / name).read_bytes() == (stopped_run(lab) / name).read_bytes()
-    return max(0, 4 - resumed.resumed)
+    return lost
 
 
 def records(lab: Lab, share: float) -> int:
@@ -176,9 +180,53 @@ def records(lab: Lab, share: float) -> int:
         file.write_bytes(b"".join(lines))
         _refused(lab, out, f"line {number + 1} of {file} is damaged")
         file.write_bytes(whole)
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
-    return max(0, 4 - resumed.resumed)
+        return lab.resume(TINY, out, saved=4)
+
+
+def tokens(lab: Lab, name: str, damage: Damage) -> int:
+    """Refused when they are opened or verified; encoded again, they are what they were."""
+    with lab.place() as folder:
+        _encode(folder)
+        whole = contents(folder)
+        damage(folder / name)
+        message = refusal(lambda: list(TokenDataset(folder)), TokenError)
+        assert str(folder) in message, message
+        _encode(folder)
+        assert contents(folder) == whole, "encoding again did not mend it"
+    return 0
+
+
+def _encode(folder: Path) -> None:
+    numbers = torch.arange(7 * 4).reshape(7, 2, 2) % 6
+    write_tokens(folder, numbers, labels=[0, 1, 2, 0, 1, 2, 0], classes=("a", "b", "c"), shard_size=4)
+
+
+def rows(lab: Lab, damage: Damage) -> int:
+    """The damaged row is refused; the others are read as they were."""
+    with lab.place() as folder:
+        results = ResultsDirectory(folder)
+        for record in RECORDS:
+            results.write_record(f"row-{record['seed']}", record)
+        damage(folder / "rows" / "row-1.json")
+        refusal(lambda: results.record("row-1"), ResultsError)
+        assert [results.record(f"row-{seed}") for seed in (0, 2)] == [RECORDS[0], RECORDS[2]]
+    return 0
+
+
+def lines(lab: Lab, damage: Damage, least: int) -> int:
+    """Damaged lines are left out, no line is read wrongly, and new ones can be added."""
+    with lab.place() as folder:
+        file = folder / "results.jsonl"
+        for record in RECORDS:
+            append_result(file, record)
+        damage(file)
+        read = read_results(file)
+        assert len(read) >= least, read
+        for record in read:
+            assert record in RECORDS, record
+        append_result(file, {"seed": 3})
+        assert read_results(file)[-1] == {"seed": 3}
+    return 0
 
 
 EMPTY = partial(cut, share=0.0)
@@ -226,5 +274,24 @@ FAULTS = (
         f"{ONE_LINE} With a copy in its place, the run continues.",
         records,
         times(6, random.Random.random),
+    ),
+    Fault(
+        "token shard or header cut, flipped or missing",
+        "Refused in one line; the same `lgq encode` mends it, bit for bit.",
+        tokens,
+        damages(TOKENS, lambda c: (*cuts(c, 4), *flips(c, 8), Path.unlink)),
+    ),
+    Fault(
+        "results row cut or flipped",
+        "Refused in one line; no number is ever read wrongly.",
+        rows,
+        lambda _, c: [(damage,) for damage in (*cuts(c, 8), *flips(c, 24))],
+    ),
+    Fault(
+        "results.jsonl cut or flipped",
+        "The line is left out with a warning; all others are read, and new ones can be added.",
+        lines,
+        # A flipped bit in a line's end makes one line of two.
+        lambda _, c: [(d, 0) for d in cuts(c, 8)] + [(d, len(RECORDS) - 2) for d in flips(c, 24)],
     ),
 )

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,33 +20,46 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True)
-class SignalAtStep:
-    """The process gets signals, one after the other, in the midst of its `step`-th step from 1."""
+class AtStep:
+    """Something happens in the midst of the `step`-th step from 1."""
 
     step: int
-    signals: tuple[int, ...]
 
     def arm(self, out: Path, notes: Notes) -> None:
-        _at(torch.optim.AdamW, "step", self.step, self._strike)
+        _at_call(torch.optim.AdamW, "step", self.step, before=self.strike)
 
-    def _strike(self) -> None:
+    def strike(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SignalAtStep(AtStep):
+    """The process gets signals, one after the other."""
+
+    signals: tuple[int, ...]
+
+    def strike(self) -> None:
         for number in self.signals:
             os.kill(os.getpid(), number)
 
 
-@dataclass(frozen=True)
-class WorkerKilled:
+class WorkerKilled(AtStep):
     """A process that decodes images is killed, as the system does when memory runs out."""
 
-    step: int
-
-    def arm(self, out: Path, notes: Notes) -> None:
-        _at(torch.optim.AdamW, "step", self.step, self._strike)
-
-    def _strike(self) -> None:
+    def strike(self) -> None:
         for worker in multiprocessing.active_children():
-            assert worker.pid is not None
-            os.kill(worker.pid, signal.SIGKILL)
+            worker.kill()
+
+
+@dataclass(frozen=True)
+class FileCut(AtStep):
+    """A file of the data loses its end while the run reads it."""
+
+    file: Path
+    size: int
+
+    def strike(self) -> None:
+        os.truncate(self.file, self.size)
 
 
 @dataclass(frozen=True)
@@ -58,12 +70,12 @@ class NotANumber:
     where: Literal["gradient", "loss", "image"]
 
     def arm(self, out: Path, notes: Notes) -> None:
-        if self.where == "gradient":
-            _change(ClippedAdamW, "backward", self.step, lambda adamw, _: _spoil(adamw.parameters[0].grad))
-        elif self.where == "loss":
-            _change(Objective, "tokenizer_loss", self.step, lambda _, loss: _spoil(loss.total.data))
-        else:
-            _change(TokenizerTrainer, "_next_images", self.step, lambda _, images: _spoil(images))
+        owner, name, tensor = {
+            "gradient": (ClippedAdamW, "backward", lambda adamw, _: adamw.parameters[0].grad),
+            "loss": (Objective, "tokenizer_loss", lambda _, loss: loss.total.data),
+            "image": (TokenizerTrainer, "_next_images", lambda _, images: images),
+        }[self.where]
+        _at_call(owner, name, self.step, after=lambda *call: tensor(*call).view(-1)[0].fill_(float("nan")))
 
 
 @dataclass(frozen=True)
@@ -81,18 +93,6 @@ class JumpingClock:
             time.monotonic = _jumping(time.monotonic, chance, least, most)
 
 
-@dataclass(frozen=True)
-class FileCut:
-    """A file of the data loses its end while the run reads it."""
-
-    step: int
-    file: Path
-    size: int
-
-    def arm(self, out: Path, notes: Notes) -> None:
-        _at(torch.optim.AdamW, "step", self.step, lambda: os.truncate(self.file, self.size))
-
-
 def _jumping(clock: Callable[[], float], chance: random.Random, least: float, most: float) -> Any:
     offset = 0.0
 
@@ -105,34 +105,26 @@ def _jumping(clock: Callable[[], float], chance: random.Random, least: float, mo
     return read
 
 
-def _at(owner: Any, name: str, number: int, strike: Callable[[], None]) -> None:
-    """Strike right before the `number`-th call from 1."""
-    plain, calls = getattr(owner, name), 0
-
-    def armed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            strike()
-        return plain(*args, **kwargs)
-
-    setattr(owner, name, armed)
-
-
-def _change(owner: Any, name: str, number: int, change: Callable[[Any, Any], None]) -> None:
-    """Change the object or the result right after the `number`-th call from 1."""
+def _at_call(
+    owner: Any,
+    name: str,
+    number: int,
+    *,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[Any, Any], object] = lambda owner, result: None,
+) -> None:
+    """Do something right before or after the `number`-th call from 1 of a method."""
     plain, calls = getattr(owner, name), 0
 
     def armed(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        result = plain(self, *args, **kwargs)
         calls += 1
-        if calls == number:
-            change(self, result)
+        strikes = calls == number
+        if strikes:
+            before()
+        result = plain(self, *args, **kwargs)
+        if strikes:
+            after(self, result)
         return result
 
     setattr(owner, name, armed)
-
-
-def _spoil(tensor: torch.Tensor) -> None:
-    tensor.view(-1)[0] = float("nan")

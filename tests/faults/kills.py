@@ -13,6 +13,7 @@ from typing import Any
 from tiny_run import RESTARTING, TINY
 
 from faults.children import PATIENCE, REFUSED, STOPPED, Order, ending, start, wait_for
+from faults.disk import AtCall
 from faults.injections import SignalAtStep, WorkerKilled
 from faults.lab import (
     DEATHS,
@@ -25,7 +26,6 @@ from faults.lab import (
     require_documented,
     times,
 )
-from faults.system_calls import AtCall
 
 STEPS = TINY.loop.steps
 WITH_WORKER = replace(TINY, workers=1)
@@ -64,7 +64,7 @@ def again_and_again(lab: Lab, steps: list[int]) -> int:
             broken = lab.train(TINY, out, SignalAtStep(step, (signal.SIGKILL,)))
             require_documented(broken, (0, *DEATHS))
             lost += max(0, before - broken.resumed)
-        lab.require_undisturbed(TINY, out, lab.train(TINY, out))
+        lab.resume(TINY, out, saved=0)
     return lost
 
 
@@ -72,9 +72,7 @@ def two(lab: Lab, injections: Injections, codes: tuple[int, ...] = DEATHS) -> in
     with lab.place() as out:
         broken = lab.train_two(TWO, out, injections)
         require_documented(broken, codes)
-        resumed = lab.train_two(TWO, out)
-        lab.require_undisturbed(TWO, out, resumed, ranks=2)
-    return max(0, max(broken.saved, default=0) - resumed.resumed)
+        return lab.resume(TWO, out, saved=max(broken.saved, default=0), ranks=2)
 
 
 def one_of_two(injection: Any, number: int) -> Injections:
@@ -134,9 +132,7 @@ def lock_left_behind(lab: Lab, step: int) -> int:
         os.kill(first.pid, signal.SIGKILL)
         wait_for(first)
         assert str(first.pid) in (out / ".lock").read_text()
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
-    return max(0, max(ending(order, first).saved, default=0) - resumed.resumed)
+        return lab.resume(TINY, out, saved=max(ending(order, first).saved, default=0))
 
 
 def _process_state(pid: int) -> str:

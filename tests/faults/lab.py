@@ -15,6 +15,7 @@ from typing import Any
 
 from identity import assert_identical
 from leftovers import last_state
+from process_groups import environments
 from tiny_run import TINY, left_by, paint_photos
 
 from faults.children import (
@@ -23,7 +24,6 @@ from faults.children import (
     Injection,
     Notes,
     Order,
-    address,
     ending,
     nursery,
     start,
@@ -94,26 +94,18 @@ class Lab:
         order = self.order(run, out, injection, **rest)
         process = start(order)
         wait_for(process)
-        return self._ended(order, process)
+        return ending(order, process)
 
     def train_two(self, run: TokenizerRun, out: Path, injections: Injections = (None, None)) -> Ending:
         """Train in two processes; returns how the first one ended, with the worst exit code of both."""
-        group = address()
-        orders = [
-            self.order(run, out, injection, group=group | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank, injection in enumerate(injections)
-        ]
+        pairs = zip(injections, environments(2), strict=True)
+        orders = [self.order(run, out, injection, group=variables) for injection, variables in pairs]
         processes = [start(order) for order in orders]
         wait_for(*processes)
-        endings = [self._ended(*pair) for pair in zip(orders, processes, strict=True)]
+        endings = [ending(*pair) for pair in zip(orders, processes, strict=True)]
         codes = {end.code for end in endings}
         deaths = codes.intersection(DEATHS)
         return replace(endings[0], code=min(deaths) if deaths else max(codes))
-
-    def _ended(self, order: Order, process: Any) -> Ending:
-        end = ending(order, process)
-        order.notes.file.unlink(missing_ok=True)
-        return end
 
     def undisturbed(self, run: TokenizerRun, *, ranks: int = 1, **rest: Any) -> Any:
         """Return what a run leaves that met no fault."""
@@ -154,6 +146,12 @@ class Lab:
             resumed = self.train(run, out, **rest)
             self.require_undisturbed(run, out, resumed, **rest)
         return Try(broken, resumed, max(0, lost - resumed.resumed))
+
+    def resume(self, run: TokenizerRun, out: Path, saved: int, *, ranks: int = 1, **rest: Any) -> int:
+        """Resume, end as a run that met no fault, and return how many of the saved steps were lost."""
+        resumed = self.train_two(run, out) if ranks == 2 else self.train(run, out, **rest)
+        self.require_undisturbed(run, out, resumed, ranks=ranks, **rest)
+        return max(0, saved - resumed.resumed)
 
     def require_undisturbed(
         self, run: TokenizerRun, out: Path, resumed: Ending, *, ranks: int = 1, **rest: Any

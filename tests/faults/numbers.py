@@ -28,9 +28,7 @@ def out_of_time(lab: Lab, clock: JumpingClock) -> int:
     with lab.place() as out:
         done = lab.train(TIMED, out, clock)
         assert done.code == 0, done.error
-        resumed = lab.train(TINY, out)
-        lab.require_undisturbed(TINY, out, resumed)
-    return max(0, max(done.saved, default=0) - resumed.resumed)
+        return lab.resume(TINY, out, saved=max(done.saved, default=0))
 
 
 def diverged(lab: Lab, fault: NotANumber) -> int:

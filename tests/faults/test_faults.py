@@ -12,9 +12,8 @@ from faulty_disk import Unsynced
 
 from faults.__main__ import FAULTS
 from faults.children import KILLED, Notes
-from faults.disk import calls_of_a_step, meet
+from faults.disk import AtCall, calls_of_a_step, meet
 from faults.lab import Fault, Impossible, Lab, open_lab
-from faults.system_calls import AtCall
 from faults.torchrun import killed_and_run_again
 from lgq.training.checkpoint import Checkpoints
 

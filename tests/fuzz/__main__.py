@@ -104,27 +104,23 @@ def _run(name: str, seed: int, cases: int) -> Row:
     """Run all cases of a parser; after a crash, a new process continues with the next one."""
     row, crashes = Row(), 0
     while row.cases < cases and crashes < _MOST_CRASHES:
-        status = _run_child(name, seed, cases, row)
+        receiver, sender = _FORK.Pipe(duplex=False)
+        with TemporaryDirectory() as folder, receiver:
+            numbers = range(row.cases, cases)
+            child = _FORK.Process(target=_work, args=(name, seed, numbers, Path(folder), sender))
+            child.start()
+            sender.close()
+            with suppress(EOFError):
+                while True:
+                    row.count(*receiver.recv())
+            child.join()
         if row.cases < cases:
+            status = child.exitcode or 0
             ending = signal.Signals(-status).name if status < 0 else f"exit code {status}"
             hung = status in (-signal.SIGPROF, -signal.SIGALRM)
             row.count(f"no end within {SECONDS} s" if hung else f"the process ended: {ending}")
             crashes += 1
     return row
-
-
-def _run_child(name: str, seed: int, cases: int, row: Row) -> int:
-    """Run the cases that are not counted yet in a new process; return its exit status."""
-    receiver, sender = _FORK.Pipe(duplex=False)
-    with TemporaryDirectory() as folder, receiver:
-        child = _FORK.Process(target=_work, args=(name, seed, range(row.cases, cases), Path(folder), sender))
-        child.start()
-        sender.close()
-        with suppress(EOFError):
-            while True:
-                row.count(*receiver.recv())
-        child.join()
-    return child.exitcode or 0
 
 
 def _work(name: str, seed: int, numbers: range, folder: Path, sender: Connection) -> None:
