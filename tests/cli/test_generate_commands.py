@@ -30,7 +30,7 @@ def build(classes: int, seed: int = 0) -> MaskGIT:
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory):
-    """As `save_pretrained` writes it."""
+    """A generator of 20 classes as `save_pretrained` writes it."""
     folder = tmp_path_factory.mktemp("pretrained") / "mine"
     build(20).save_pretrained(folder)
     return folder
@@ -41,14 +41,6 @@ def photo(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     return tmp_path / "photo.png"
-
-
-def paint(path, size=(30, 20), box=None):
-    mask = Image.new("L", size)
-    if box:
-        mask.paste(255, box)
-    mask.save(path)
-    return path
 
 
 def test_a_picture_of_classes_is_drawn_again_by_the_same_command(generator, tmp_path, capsys):
@@ -96,19 +88,19 @@ def test_a_command_that_was_stopped_continues_with_the_batches_that_miss_a_file(
 
 
 def test_images_of_another_drawing_are_left_alone(generator, tmp_path, capsys):
-    out, other = tmp_path / "files", tmp_path / "other"
+    out, reseeded = tmp_path / "files", tmp_path / "reseeded"
     command = ["sample", generator, "--out", out, "--classes", 1, "--count", 2, "--steps", 1]
     lgq(*command)
     capsys.readouterr()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    build(20, seed=1).save_pretrained(other)
+    build(20, seed=1).save_pretrained(reseeded)
     for name, *change in (
         ("seed", *command, "--seed", 1),
         ("batch_size", *command, "--batch-size", 1),
         ("sampling", *command, "--guidance", 2),
         ("images", *command[:-3], 3, "--steps", 1),
         ("classes", *command[:5], 2, *command[6:]),
-        ("generator", "sample", other, *command[2:]),
+        ("generator", "sample", reseeded, *command[2:]),
     ):
         assert f"another drawing ({name} not the same)" in mistake(capsys, *change)
     (out / NOTE).write_text("{}")
@@ -121,21 +113,25 @@ def test_images_of_another_drawing_are_left_alone(generator, tmp_path, capsys):
 def test_without_classes_some_that_spread_over_all_are_drawn(known, shown, tmp_path):
     build(known).save_pretrained(tmp_path / "generator")
     lgq("sample", tmp_path / "generator", "--out", tmp_path / "files", "--count", 1, "--steps", 1)
-    found = sorted(path.name for path in (tmp_path / "files").glob("*.png"))
-    assert found == [f"class-{number:04d}-00000.png" for number in shown]
+    drawn = sorted(path.name for path in (tmp_path / "files").glob("*.png"))
+    assert drawn == [f"class-{number:04d}-00000.png" for number in shown]
 
 
 def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo, tmp_path, capsys):
-    how = ["--label", 4, "--count", 3, "--steps", 2, "--seed", 9]
-    lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *how)
+    drawing = ["--label", 4, "--count", 3, "--steps", 2, "--seed", 9]
+    lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *drawing)
     assert "50% of the image redrawn, 3 times" in capsys.readouterr().err
     options = {"box": (8, 0, 15, 16), "label": 4, "count": 3, "sampling": Sampling(steps=2), "seed": 9}
     inpaint(generator, photo, tmp_path / "expected.png", **options)
     expected = (tmp_path / "expected.png").read_bytes()
     assert (tmp_path / "strip.png").read_bytes() == expected
     # In the middle 20 x 20 pixels of the photograph, the right half is the columns from 15 on.
-    mask = paint(tmp_path / "mask.png", box=(15, 0, 25, 20))
-    lgq("inpaint", generator, photo, "--mask", mask, "--out", tmp_path / "same.png", *how)
+    mask = Image.new("L", (30, 20))
+    mask.paste(255, (15, 0, 25, 20))
+    mask.save(tmp_path / "mask.png")
+    lgq(
+        "inpaint", generator, photo, "--mask", tmp_path / "mask.png", "--out", tmp_path / "same.png", *drawing
+    )
     assert (tmp_path / "same.png").read_bytes() == expected
 
 

@@ -67,7 +67,6 @@ MISTAKES = [
     ("--show takes", f"experiment comparison --scale smoke --data photos --show {STREAM}"),
     # Drawing images.
     ("class 2 is not among 0..1", "sample generator --classes 1 2"),
-    ("class -1 is not among 0..1", "sample generator --classes -1"),
     ("each class once, got 1 1", "sample generator --classes 1 1"),
     ("count must be at least 1, got 0", "sample generator --count 0"),
     ("images must be at least 1, got 0", "sample generator --images 0"),
@@ -84,15 +83,11 @@ MISTAKES = [
     *(
         (message, f"inpaint generator photo.png {options} --out new.png")
         for message, options in (
-            ("9 x 8 pixels, and the image photo.png has 12 x 10 pixels", "--mask small.png --label 0"),
-            ("no bright pixel", "--mask dark.png --label 0"),
             ("gone.png: No such file", "--mask gone.png --label 0"),
             ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
-            ("must have an area", "--box 4 0 4 4 --label 0"),
             ("either --mask FILE or --box", "--label 0"),
-            ("either --mask FILE or --box", "--box 0 0 4 4 --mask dark.png --label 0"),
+            ("either --mask FILE or --box", "--box 0 0 4 4 --mask photo.png --label 0"),
             ("give --label, from 0 to 1", "--box 0 0 4 4"),
-            ("steps must be at least 1, got 0", "--box 0 0 4 4 --label 0 --steps 0"),
         )
     ),
     # Generators.
@@ -167,8 +162,6 @@ def fill_home() -> None:
             pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path)
     shutil.copy("photos/cat/0.png", "photo.png")
-    Image.new("L", (9, 8)).save("small.png")
-    Image.new("L", (12, 10)).save("dark.png")
     Gaussian(torch.zeros(3).double(), torch.eye(3).double()).save(Path("three.npz"))
     small = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
     for name in ("tokenizer", "other-tokenizer"):

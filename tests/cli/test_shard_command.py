@@ -23,18 +23,19 @@ def folder(tmp_path_factory):
         path = folder / "photos" / ("cat", "dog")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + i, 20), (20 * i, 40, 120)).save(path)
-    lgq("shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0")
-    lgq("train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
+    shard(folder)
+    train(folder)
     return folder
 
 
-def stream_of(folder):
-    return [
-        "--data",
-        f"pipe:cat '{folder}/shards/'shard-{{000000..000002}}.tar",
-        "--val-data",
-        f"{folder}/photos",
-    ]
+def shard(folder):
+    lgq("shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0")
+
+
+def train(folder):
+    shards = f"pipe:cat '{folder}/shards/'shard-{{000000..000002}}.tar"
+    data = ["--data", shards, "--val-data", f"{folder}/photos"]
+    lgq("train", "pocket-lgq", *data, "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
 
 
 def test_shards_are_data_for_every_command(folder, capsys):
@@ -47,7 +48,7 @@ def test_shards_are_data_for_every_command(folder, capsys):
 
 
 def test_the_end_names_the_pattern_of_the_shards(folder, capsys):
-    lgq("shard", f"{folder}/photos", "--out", f"{folder}/shards", "--shard-size", "4", "--seed", "0")
+    shard(folder)
     line = capsys.readouterr().err.strip().replace("\n", "")
     assert line == f"lgq: 10 images in 3 shards: {folder}/shards/shard-{{000000..000002}}.tar"
 
@@ -62,8 +63,8 @@ def test_what_is_left_out_is_counted_and_listed(folder, tmp_path, capsys):
 
 
 def test_a_run_on_a_stream_is_continued_by_the_same_command(folder, capsys):
-    assert len([each for each in read_records(folder / "run") if each["split"] == "train"]) == 2
-    lgq("train", "pocket-lgq", *stream_of(folder), "--out", f"{folder}/run", "--steps", "2", *TINY_TOKENIZER)
+    assert len([line for line in read_records(folder / "run") if line["split"] == "train"]) == 2
+    train(folder)
     assert "all 2 steps are done" in capsys.readouterr().err
     config = json.loads((folder / "run/config.json").read_text())
     assert (config["data"]["shards"], config["data"]["readers"]) == (3, 1)
@@ -86,9 +87,9 @@ def test_a_dry_run_of_encode_says_what_it_takes_and_leaves_nothing(folder, tmp_p
 @pytest.mark.parametrize("flips", [False, True])
 def test_the_bytes_of_an_estimate_are_those_of_the_tokens(folder, tmp_path, flips):
     tokenizer, photos = Tokenizer.from_pretrained(folder / "run/best"), FolderDataset(folder / "photos")
-    how = {"image_size": 16, "shard_size": 4, "flips": flips}
-    cost = estimate_encoding(tokenizer, photos, **how)
-    encode(tokenizer, photos, tmp_path, **how)
+    options = {"image_size": 16, "shard_size": 4, "flips": flips}
+    cost = estimate_encoding(tokenizer, photos, **options)
+    encode(tokenizer, photos, tmp_path, **options)
     tensors = [tensor for path in tmp_path.glob("*.safetensors") for tensor in load_file(path).values()]
     assert cost.bytes == sum(tensor.nbytes for tensor in tensors)
     assert cost.shards == len(list(tmp_path.glob("*.safetensors")))

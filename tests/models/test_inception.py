@@ -63,7 +63,7 @@ class PlainInception:
             for step, layer in enumerate(layers.split(), 1):
                 name = f"Mixed_{place}.{branch}" if single else f"Mixed_{place}.{branch}_{step}"
                 sides = zip(("a", "b") if "|" in layer else ("",), layer.split("|"), strict=True)
-                part = torch.cat([self.conv(f"{name}{side}", part, one) for side, one in sides], 1)
+                part = torch.cat([self.conv(f"{name}{side}", part, kernel) for side, kernel in sides], 1)
             parts.append(part)
         parts.append(self.conv(f"Mixed_{place}.branch_pool", pooled, pool) if pool else pooled)
         return torch.cat(parts, 1)

@@ -263,10 +263,10 @@ def test_guided_logits_are_the_plain_formula(scale):
 def test_the_ramp_grows_from_1_to_the_guidance():
     def at_step(tokens, classes, where):
         step = len(network.calls)
-        null = others(tokens, torch.full_like(classes, NULL), where)
+        null = unconditional(tokens, torch.full_like(classes, NULL), where)
         return null + (1 + 2 * step / 4) * (network(tokens, classes, where) - null)
 
-    network, others = Network(), Network()
+    network, unconditional = Network(), Network()
     expected = run(at_step, steps=5)
     ramped = Network()
     assert torch.equal(run(ramped, steps=5, guidance=3.0, guidance_ramp=True), expected)

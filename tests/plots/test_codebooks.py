@@ -69,27 +69,21 @@ def test_pca_keeps_the_two_directions_of_most_variance():
         assert torch.corrcoef(pair)[0, 1] > 0.9
 
 
-def test_without_umap_pca_is_used_and_named(titles, monkeypatch):
-    monkeypatch.setitem(sys.modules, "umap", None)
+@pytest.mark.parametrize("umap", [SimpleNamespace(UMAP=FirstTwo), None])
+def test_umap_projects_latents_and_codes_together_and_pca_without_it(umap, titles, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", umap)
     latents, codes = points()
-    plane = project(latents, codes)
-    assert plane.method == "pca"
-    assert torch.equal(plane.latents, project(latents, codes, method="pca").latents)
+    plane, by_pca = project(latents, codes), project(latents, codes, method="pca")
+    expected = (latents[:, :2], codes[:, :2]) if umap else (by_pca.latents, by_pca.codes)
+    assert plane.method == ("umap" if umap else "pca")
+    torch.testing.assert_close(
+        (plane.latents.float(), plane.codes.float()), tuple(x.float() for x in expected)
+    )
     overlay(latents, codes, torch.arange(CODES), caption="LGQ")
-    assert "by PCA" in titles[-1]
-    with pytest.raises(ValueError, match=r"install lgq\[umap\]"):
-        project(latents, codes, method="umap")
-
-
-def test_umap_projects_latents_and_codes_together_and_is_named(titles, monkeypatch):
-    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=FirstTwo))
-    latents, codes = points()
-    plane = project(latents, codes)
-    assert plane.method == "umap"
-    torch.testing.assert_close(plane.latents.float(), latents[:, :2])
-    torch.testing.assert_close(plane.codes.float(), codes[:, :2])
-    overlay(latents, codes, torch.arange(CODES), caption="LGQ")
-    assert "by UMAP" in titles[-1]
+    assert f"by {plane.method.upper()}" in titles[-1]
+    if not umap:
+        with pytest.raises(ValueError, match=r"install lgq\[umap\]"):
+            project(latents, codes, method="umap")
 
 
 @pytest.mark.usefixtures("without_shape_checks")

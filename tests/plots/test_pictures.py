@@ -102,7 +102,11 @@ def test_mean_patches_are_the_means_over_the_places_of_a_code():
 
 def test_images_of_a_class_are_together_below_its_name():
     images, classes = noise(7, 3, 5, 5), [2, 0, 2, 0, 2, 2, 2]
-    picture = opened(sample_grid(images, classes, ("a", "b", "c"), caption="", columns=3, scale=2))
+
+    def drawn(*names: str) -> np.ndarray:
+        return opened(sample_grid(images, classes, names, caption="", columns=3, scale=2))
+
+    picture = drawn("", "", "")
     places = [place(levels(image, 2), picture) for image in images]
     step = 2 * 5 + canvas.GAP
     (top, left), (below, _) = places[0], places[1]
@@ -114,20 +118,9 @@ def test_images_of_a_class_are_together_below_its_name():
     assert below >= top + 2 * step + canvas.LINE
     assert picture.shape[0] >= below + 10
     assert picture.shape[1] >= left + 3 * step - canvas.GAP
-
-
-def test_each_name_is_written_above_its_images():
-    images = noise(2, 3, 60, 60)
-
-    def drawn(*names: str) -> np.ndarray:
-        return opened(sample_grid(images, [0, 1], names, caption="", scale=1))
-
-    silent = drawn("", "")
-    tops = [place(levels(image), silent)[0] for image in images]
-    for number, names in enumerate((("words", ""), ("", "words"))):
-        rows = np.nonzero((drawn(*names) != silent).any((1, 2)))[0]
-        assert tops[number] - canvas.LINE <= rows.min()
-        assert rows.max() < tops[number]
+    for first_image, names in ((below, ("a", "", "")), (top, ("", "", "c"))):
+        rows = np.nonzero((drawn(*names) != picture).any((1, 2)))[0]
+        assert first_image - canvas.LINE <= rows.min() <= rows.max() < first_image
 
 
 @pytest.mark.parametrize(("side", "shown"), [(32, 128), (64, 128), (100, 100), (256, 256)])

@@ -80,11 +80,6 @@ def results(tmp_path: Path) -> ResultsDirectory:
     return written
 
 
-def test_rows_that_were_not_run_are_shown_as_such(results):
-    text = checked(report_page(read_result_set(results.root))).text
-    assert text.count("not run") >= sum(len(table.rows) - len(PSNRS) for table in table_specs().values())
-
-
 def test_the_page_is_whole_and_loads_nothing(results):
     page = checked(report_page(read_result_set(results.root)))
     assert page.loads
@@ -100,9 +95,10 @@ def test_the_page_is_whole_and_loads_nothing(results):
         assert needed in style[1]
 
 
-def test_every_number_names_its_runs_with_seed_and_command(results):
+def test_every_number_names_its_runs_with_seed_and_command_or_was_not_run(results):
     page = report_page(read_result_set(results.root))
     text = checked(page).text
+    assert text.count("not run") >= sum(len(table.rows) - len(PSNRS) for table in table_specs().values())
     for id in ResultsDirectory(results.root).records():
         assert f'id="run-{id}"' in page
         assert f'href="#run-{id}"' in page
@@ -159,22 +155,18 @@ def test_a_run_that_failed_is_named_and_has_no_numbers(tmp_path):
     assert {cell.mean for cell in row.ours} == {NOT_GIVEN}
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_directory_without_results_is_refused(tmp_path, exists):
-    folder = tmp_path / "nothing"
-    if exists:
-        folder.mkdir()
-    with pytest.raises(LGQError, match="lgq experiment"):
-        report(folder, tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_a_directory_is_refused_as_page_and_the_results_as_their_copy(results, tmp_path):
-    with pytest.raises(LGQError, match="is a directory: give a file"):
-        report(results.root, tmp_path)
-    with pytest.raises(LGQError, match="choose another directory"):
-        report(results.root, tmp_path / "page.html", keep=results.root)
-    assert not (tmp_path / "page.html").exists()
+def test_places_that_hold_no_results_or_cannot_take_the_page_are_refused(results, tmp_path):
+    page, empty = tmp_path / "page.html", tmp_path / "empty"
+    empty.mkdir()
+    for message, source, out, keep in (
+        ("lgq experiment", tmp_path / "gone", page, None),
+        ("lgq experiment", empty, page, None),
+        ("is a directory: give a file", results.root, tmp_path, None),
+        ("choose another directory", results.root, page, results.root),
+    ):
+        with pytest.raises(LGQError, match=message):
+            report(source, out, keep=keep)
+        assert not page.exists()
 
 
 def test_the_command_writes_the_page_and_says_what_it_left_out(results, tmp_path, capsys):
