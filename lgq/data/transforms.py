@@ -93,6 +93,14 @@ def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
+def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tensor, "3 height width"]:
+    """Arrange images row by row; places left over are black."""
+    columns = min(columns, len(images))
+    blanks = images.new_full((-len(images) % columns, *images.shape[1:]), -1.0)
+    rows = torch.cat([images, blanks]).split(columns)
+    return torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
+
+
 def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
     """Return an image in [-1, 1] as a PNG file; values outside are clamped."""
     pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

@@ -15,6 +15,7 @@ from lgq.bench.quantizers import run as run_benchmark
 from lgq.bench.train import networks_ms
 from lgq.data import ImageLoader, LoaderSettings, to_png
 from lgq.data.images import random_subset
+from lgq.data.transforms import image_grid
 from lgq.distributed import rank
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
@@ -37,7 +38,6 @@ from lgq.training.journal import read_records
 from lgq.training.loop import DivergedError, Outcome, StopRequest
 from lgq.training.run_directory import describe_environment
 from lgq.training.tokenizer_trainer import train
-from lgq.training.validation import image_grid
 from lgq.weights import WeightsError
 
 _SHOWN_IMAGES, _SHOWN_SAMPLES = 8, 16

@@ -172,13 +172,6 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def verify(path: Path) -> Manifest:
-    """Read every byte of a checkpoint; the error names the first file that is damaged."""
-    manifest = read_manifest(path)
-    manifest.verify(path)
-    return manifest
-
-
 def seed_random_state(seed: int) -> None:
     """Seed the generators of Python, NumPy and torch (all devices) with a seed of any size."""
     random.seed(seed)
@@ -216,7 +209,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 def _is_whole(path: Path) -> bool:
     try:
-        verify(path)
+        read_manifest(path).verify(path)
     except LGQError as error:
         _log.warning("skipped a checkpoint: %s", error)
         return False

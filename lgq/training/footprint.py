@@ -6,7 +6,6 @@ data loader and torch itself are left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -114,23 +113,16 @@ def _trained(run: TrainingRun, parameters: dict[str, int], model: nn.Module) -> 
 def _activations(run: TrainingRun, networks: Sequence[nn.Module], forward: Callable[[], object]) -> int:
     """Return the bytes that a batch keeps for its backward pass."""
     weights = {x.data_ptr() for network in networks for x in (*network.parameters(), *network.buffers())}
-    with run.autocast("cpu"), _saved_tensors() as saved:
-        forward()
-    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
-    return run.batch_size * sum(size for address, size in sizes.items() if address not in weights)
-
-
-@contextmanager
-def _saved_tensors() -> Iterator[list[Tensor]]:
-    """Collect the tensors that autograd saves inside the block."""
     saved: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
         saved.append(x)
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        yield saved
+    with run.autocast("cpu"), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward()
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
+    return run.batch_size * sum(size for address, size in sizes.items() if address not in weights)
 
 
 def _count(tensors: Iterator[Tensor]) -> int:

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from lgq.config import to_json
-from lgq.data import to_png
 from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset, TokenMeaning
 from lgq.distributed import join_processes, rank, world_size
@@ -31,7 +30,6 @@ from lgq.training.loop import Outcome, run_loop
 from lgq.training.run_directory import Resume
 from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
-from lgq.training.validation import image_grid
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +150,7 @@ class GeneratorTrainer(Trainer):
         with self._averaged_weights():
             values = measure_likelihood(self.transformer, batches, self.device)
             if rank() == 0 and self.run.sample_images:
-                self._save_picture(step, to_png(image_grid(self._samples())))
+                self._save_picture(step, self._samples())
         return values
 
     def _samples(self) -> Float[Tensor, "b 3 s s"]:

@@ -88,20 +88,18 @@ class Best:
 
 
 class StopRequest:
-    """Whether a signal asked to stop, and which one came first."""
+    """Whether a signal asked to stop."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self._interrupted = False
+        self._signals: set[int] = set()
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return bool(self._signals)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self._interrupted and number == signal.SIGINT:
+        if number == signal.SIGINT and number in self._signals:
             raise KeyboardInterrupt
-        self._interrupted |= number == signal.SIGINT
-        self.signal = self.signal or signal.Signals(number)
+        self._signals.add(number)
 
 
 @contextmanager
@@ -221,7 +219,8 @@ class _Loop:
                 if self.step % settings.validate_every == 0 or self.step == settings.steps:
                     bar.note(self._validate(journal))
                 reason = self._reason_to_stop(interrupted=bool(stop))
-                if self._checkpoint_is_due() or reason is not None:
+                due = self.step % settings.checkpoint_every == 0 or self.step == self.best.step
+                if due or reason is not None:
                     self._save(journal)
                 bar.advance(self.step)
         # The first rank still publishes: where one process ends, schedulers end the others.
@@ -263,9 +262,6 @@ class _Loop:
         if _count_ranks(settings.minutes is not None and self.seconds >= 60 * settings.minutes):
             return "out_of_time"
         return "interrupted" if _count_ranks(interrupted) else None
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.step % self.settings.checkpoint_every == 0 or self.step == self.best.step
 
     def _save(self, journal: Journal | None) -> None:
         if journal is not None:

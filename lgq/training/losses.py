@@ -104,7 +104,9 @@ class Objective:
         """
         assert images.shape == reconstruction.shape
         images, reconstruction = at_least_float32(images), at_least_float32(reconstruction)
-        distances = self._distances(images, reconstruction)
+        distances = {"l1": mean((images - reconstruction).abs())}
+        if self.perceptual is not None:
+            distances["lpips"] = mean(self.perceptual(images, reconstruction))
         distance = self.weights.l1 * distances["l1"] + self.weights.lpips * distances.get("lpips", 0.0)
         terms = {"quantizer": at_least_float32(quantizer_loss), **distances}
         total = terms["quantizer"] + distance
@@ -127,12 +129,6 @@ class Objective:
         loss = hinge_discriminator_loss(real, fake)
         terms = {"logits_real": mean(real), "logits_fake": mean(fake), "discriminator": loss}
         return Loss(total=loss, terms=_detached(terms))
-
-    def _distances(self, images: Tensor, reconstruction: Tensor) -> dict[str, Tensor]:
-        distances = {"l1": mean((images - reconstruction).abs())}
-        if self.perceptual is not None:
-            distances["lpips"] = mean(self.perceptual(images, reconstruction))
-        return distances
 
     def _gan_terms(self, reconstruction: Tensor, distance: Tensor) -> dict[str, Tensor]:
         assert self.discriminator is not None

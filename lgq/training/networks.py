@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -21,16 +21,6 @@ from lgq.weights import WeightsError
 _log = logging.getLogger(__name__)
 
 PretrainedNetwork = TypeVar("PretrainedNetwork", InceptionV3, LPIPS)
-
-
-class Networks(NamedTuple):
-    """Networks of a tokenizer's training step."""
-
-    tokenizer: Tokenizer
-    discriminator: nn.Module | None
-    """Trained as well; None if the loss has no GAN term."""
-    perceptual: LPIPS | None
-    """Frozen; None if the loss has no LPIPS term."""
 
 
 def require_feasible(run: TokenizerRun) -> None:
@@ -64,18 +54,27 @@ def _total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def build_networks(run: TokenizerRun, device: torch.device, layout: torch.memory_format) -> Networks:
-    """Build the networks with the initial weights of the run's seed, on a device; reseeds torch.
+def build_networks(
+    run: TokenizerRun, device: torch.device, layout: torch.memory_format
+) -> tuple[Tokenizer, nn.Module | None, LPIPS | None]:
+    """Build tokenizer, discriminator and LPIPS with the weights of the run's seed; reseeds torch.
 
+    The discriminator is None if the loss has no GAN term, and LPIPS, which is frozen, if it has no such term.
     LPIPS is loaded from the cache; without its weights, the `WeightsError` names the command that fetches
     them.
     """
     perceptual = LPIPS.pretrained() if run.loss.lpips else None
     tokenizer = _tokenizer(run)
-    discriminator = _discriminator(run, device) if run.loss.gan else None
+    discriminator: nn.Module | None = None
+    if run.loss.gan:
+        # Its own seed: its weights do not depend on how many numbers the tokenizer drew.
+        torch.manual_seed(run.seed + 1)
+        discriminator = PatchDiscriminator()
+        if world_size() > 1 and device.type == "cuda":
+            discriminator = nn.SyncBatchNorm.convert_sync_batchnorm(discriminator)
     for network in filter(None, (tokenizer, discriminator, perceptual)):
         network.to(device, memory_format=layout)  # type: ignore[call-overload]
-    return Networks(tokenizer, discriminator, perceptual)
+    return tokenizer, discriminator, perceptual
 
 
 def build_metric_networks(
@@ -118,12 +117,3 @@ def _tokenizer(run: TokenizerRun) -> Tokenizer:
         stages=run.stages,
         quantizer_options={"seed": run.seed} | run.quantizer_options,
     )
-
-
-def _discriminator(run: TokenizerRun, device: torch.device) -> nn.Module:
-    # Its own seed: its weights do not depend on how many numbers the tokenizer drew.
-    torch.manual_seed(run.seed + 1)
-    discriminator = PatchDiscriminator()
-    if world_size() > 1 and device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(discriminator)
-    return discriminator

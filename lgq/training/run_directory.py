@@ -77,6 +77,8 @@ def describe_run(run: Path, config: dict[str, Any]) -> None:
 
 def describe_environment(seed: int | None) -> dict[str, Any]:
     """Return what environment.json holds: enough to run the same again."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -85,7 +87,7 @@ def describe_environment(seed: int | None) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "seed": seed,
         "world_size": world_size(),
-        "devices": _devices(),
+        "devices": devices or [processor],
     }
 
 
@@ -96,12 +98,6 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None
-
-
-def _devices() -> list[str]:
-    if torch.cuda.is_available():
-        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return [f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"]
 
 
 def _by_path(settings: Any, path: str = "") -> dict[str, Any]:

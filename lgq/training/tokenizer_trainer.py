@@ -20,7 +20,9 @@ from lgq.data.loader import evenly_spread
 from lgq.data.stream import require_random_access, training_loader
 from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
 from lgq.errors import LGQError
+from lgq.metrics.code_usage import learned_codebook
 from lgq.metrics.features import FeatureSet
+from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.tokenizer import Tokenized, Tokenizer
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
@@ -28,7 +30,8 @@ from lgq.training.networks import build_metric_networks, build_networks, require
 from lgq.training.run_directory import Resume
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
-from lgq.training.validation import measure
+
+_COLUMNS = 8  # of the picture, each an image above its reconstruction
 
 _log = logging.getLogger(__name__)
 
@@ -86,13 +89,22 @@ class TokenizerTrainer(Trainer):
         self._discriminator_optimizer = (
             None if self.discriminator is None else ClippedAdamW(self.discriminator, run, device)
         )
-        validation_images = min(run.validation_images, len(validation_data))
+        validated = evenly_spread(len(validation_data), min(run.validation_images, len(validation_data)))
         self.best_by, self._metric_networks = build_metric_networks(
-            run, perceptual, device, images=validation_images
+            run, perceptual, device, images=len(validated)
         )
-        settings = _loader_settings(run, device)
+        self._rfid_images: Int64[Tensor, " n"] | None = None  # all that are validated
+        if run.rfid_images is not None and run.rfid_images < len(validated):
+            self._rfid_images = torch.tensor(validated)[evenly_spread(len(validated), run.rfid_images)]
+        settings = LoaderSettings.of_process(
+            device,
+            image_size=run.image_size,
+            batch_size=run.batch_size,
+            seed=run.seed,
+            crop=run.crop,
+            workers=run.workers,
+        )
         self._validation_loader = ImageLoader(validation_data, settings)
-        self._rfid_images = _rfid_images(run, len(validation_data))
         self._reference: FeatureSet | None = None
         super().__init__(run, self.tokenizer, training_loader(data, settings), out, device)
 
@@ -149,22 +161,32 @@ class TokenizerTrainer(Trainer):
 
     def validate(self, step: int) -> dict[str, float]:
         """Measure reconstructions in float32 whatever the precision of training, as users will see them."""
-        limit = self.run.validation_images
-        # A rank whose images are all broken still meets the others, who wait for its counts.
-        batches = self._validation_loader.one_pass(limit, may_be_empty=world_size() > 1)
-        self.tokenizer.eval()
+        tokenizer, limit = self.tokenizer, self.run.validation_images
+        quality = TokenizerQuality.empty(
+            self._metric_networks,
+            tokenizer.codebook_size * tokenizer.stages,
+            images=limit,
+            reference=self._reference,
+            feature_images=self._rfid_images,
+        )
+        tokenizer.eval()
+        picture = None
         with self._averaged_weights():
-            values, grid, self._reference = measure(
-                self.tokenizer,
-                ((self._to_device(batch.images), batch.indices) for batch in batches),
-                self._metric_networks,
-                images=limit,
-                reference=self._reference,
-                feature_images=self._rfid_images,
-            )
-        if rank() == 0 and grid is not None:
-            self._save_picture(step, grid)
-        return values
+            reconstruct = reconstruct_with(tokenizer)
+            # A rank whose images are all broken still meets the others, who wait for its counts.
+            for batch in self._validation_loader.one_pass(limit, may_be_empty=world_size() > 1):
+                images = self._to_device(batch.images)
+                reconstruction, codes = reconstruct(images)
+                quality.update(images, reconstruction, codes, batch.indices)
+                if picture is None:
+                    picture = torch.cat([images[:_COLUMNS], reconstruction[:_COLUMNS]])
+            quality = quality.over_ranks()
+            codebook = learned_codebook(tokenizer.quantizer)
+            norms = {} if codebook is None else quality.usage.norm_summary(codebook)
+        self._reference = quality.reference
+        if rank() == 0 and picture is not None:
+            self._save_picture(step, picture, columns=len(picture) // 2)
+        return quality.metrics() | norms
 
     def save_pretrained(self, directory: Path) -> None:
         with self._averaged_weights():
@@ -187,30 +209,11 @@ class TokenizerTrainer(Trainer):
         return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
 
 
-def _loader_settings(run: TokenizerRun, device: torch.device) -> LoaderSettings:
-    return LoaderSettings.of_process(
-        device,
-        image_size=run.image_size,
-        batch_size=run.batch_size,
-        seed=run.seed,
-        crop=run.crop,
-        workers=run.workers,
-    )
-
-
 def _describe(loader: Any) -> dict[str, Any]:
     """Return what config.json says about the data."""
     if isinstance(loader, StreamLoader):
         return loader.describe()
     return {"source": repr(loader.dataset), "images": len(loader.dataset)}
-
-
-def _rfid_images(run: TokenizerRun, length: int) -> Int64[Tensor, " n"] | None:
-    """Return the indices of the validation images on which rFID is computed; None for all."""
-    validated = evenly_spread(length, min(run.validation_images, length))
-    if run.rfid_images is None or run.rfid_images >= len(validated):
-        return None
-    return torch.tensor(validated)[evenly_spread(len(validated), run.rfid_images)]
 
 
 def _temperature(tokenizer: Tokenizer) -> dict[str, Tensor]:

@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lgq.data import ImageLoader, StreamLoader, to_png
+from lgq.data.token_loader import TokenLoader
+from lgq.data.transforms import image_grid
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import make_directory, named_disk_errors, replace_file
 from lgq.training.checkpoint import seed_random_state
@@ -26,12 +29,8 @@ class NonFiniteError(ArithmeticError):
     """NaN or infinity before there is a loss; the message names what holds it."""
 
 
-@runtime_checkable
-class Loader(Protocol):
-    """Source of endless batches of images or tokens, such as `ImageLoader` and `TokenLoader`."""
-
-    def stream(self, start: Any = 0) -> Iterator[Any]:
-        """Yield batches from a position in the data on."""
+Loader = ImageLoader | StreamLoader | TokenLoader
+"""Source of endless batches from any position in the data."""
 
 
 class ClippedAdamW:
@@ -106,7 +105,10 @@ class Trainer(ABC):
         self.run, self.model, self.out, self.device = run, model, out, device
         self.batch_names: list[str] = []
         """Names of the images that this rank saw in the last step."""
-        self._parallel = model if world_size() == 1 else _data_parallel(model, device)
+        self._parallel = model
+        if world_size() > 1:
+            devices = None if device.index is None else [device.index]
+            self._parallel = DistributedDataParallel(model, device_ids=devices)
         self._forward = torch.compile(self._parallel) if run.compile else self._parallel
         self._optimizer = ClippedAdamW(model, run, device)
         self._average = WeightAverage(model, run.average_decay) if run.average_decay else None
@@ -178,15 +180,11 @@ class Trainer(ABC):
         """Give the model its averaged weights, if there is an average, for the length of a block."""
         return nullcontext() if self._average is None else self._average.applied_to(self.model)
 
-    def _save_picture(self, step: int, png: bytes) -> None:
+    def _save_picture(self, step: int, images: Float[Tensor, "b 3 s s"], columns: int = 8) -> None:
         with named_disk_errors(self.out):
             make_directory(self.out / IMAGES)
-            replace_file(self.out / IMAGES / f"step-{step:06d}.png", png)
+            replace_file(self.out / IMAGES / f"step-{step:06d}.png", to_png(image_grid(images, columns)))
 
     def _without_sync(self) -> AbstractContextManager[Any]:
         parallel = self._parallel
         return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()
-
-
-def _data_parallel(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    return DistributedDataParallel(model, device_ids=None if device.index is None else [device.index])

@@ -12,7 +12,7 @@ from tiny_run import TINY
 from faults.children import REFUSED, STOPPED
 from faults.injections import FileCut, SignalAtStep
 from faults.lab import Fault, Lab, contents, require_documented, times
-from lgq.training.checkpoint import Checkpoints, verify
+from lgq.training.checkpoint import Checkpoints, read_manifest
 
 SECOND_STEP = SignalAtStep(2, (signal.SIGTERM,))
 
@@ -78,7 +78,7 @@ def shard_cut_while_training(lab: Lab, step: int, share: float) -> int:
         end = lab.train(TINY, out, cut, data=str(folder / "train-{0..1}.tar"))
         require_documented(end, (0,))
         for path in Checkpoints(out / "checkpoints").paths():
-            verify(path)
+            read_manifest(path).verify(path)
         assert max(end.saved) == TINY.loop.steps
     return 0
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from lgq.config import ConfigError
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
+from lgq.data.transforms import image_grid
 from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.hub import PretrainedError, model_kind
@@ -40,7 +41,6 @@ from lgq.training.footprint import generator_footprint
 from lgq.training.generator_trainer import GeneratorTrainer, open_tokens, train_generator
 from lgq.training.journal import read_records
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
-from lgq.training.validation import image_grid
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard")
 
@@ -73,10 +73,19 @@ def begin(run: GeneratorRun, tokens: TokenDataset, out: Path) -> GeneratorTraine
     return GeneratorTrainer(run, tokens, tokens, tokenizer(), out)
 
 
-def seen_by(trainer: GeneratorTrainer, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Tokens, classes and places that the transformer is asked about."""
+def record_calls(trainer: GeneratorTrainer) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, classes and places that the transformer will be asked about."""
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
     trainer.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    return calls
+
+
+def last_batch(trainer: GeneratorTrainer, tokens: TokenDataset) -> Tensor:
+    return torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainer.batch_names])
+
+
+def seen_by(trainer: GeneratorTrainer, steps: int = 1) -> list[tuple[Tensor, Tensor, Tensor]]:
+    calls = record_calls(trainer)
     for step in range(steps):
         trainer.train_step(step)
     return calls
@@ -101,29 +110,24 @@ def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(tokens, trained, tmp_p
     ],
     ids=["tokens", "labels", "classes", "flips"],
 )
-def test_a_run_goes_on_with_its_own_tokens_alone(tokens, trained, tmp_path, options, name):
+def test_a_run_goes_on_with_its_own_tokens_alone_wherever_they_are(tokens, trained, tmp_path, options, name):
     shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(tokens.path, tmp_path / "moved")
+    assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
     others = draw_tokens(tmp_path / "others", **options)
     for training, validation, prefix in ((others, others, ""), (tokens, others, "validation_")):
         with pytest.raises(LGQError, match=re.escape(prefix + name)):
             train_generator(TINY, training, tmp_path / "run", val_tokens=validation, tokenizer=tokenizer())
 
 
-def test_a_run_goes_on_with_tokens_that_were_moved(tokens, trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    shutil.copytree(tokens.path, tmp_path / "moved")
-    assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
-
-
 def test_the_loss_is_of_hidden_tokens_alone(tmp_path):
     tokens = draw_tokens(tmp_path / "tokens", flipped=None)
     trainer = begin(replace(PLAIN, batch_size=5), tokens, tmp_path)
     start = deepcopy(trainer.transformer).eval()
-    calls: list[tuple[Tensor, Tensor, Tensor]] = []
-    trainer.transformer.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
+    calls = record_calls(trainer)
     loss = trainer.train_step(0)["loss"]
     ((seen, classes, hidden),) = calls
-    truth = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainer.batch_names])
+    truth = last_batch(trainer, tokens)
     assert torch.equal(seen, truth.masked_fill(hidden, CODES)), "what is hidden cannot be seen"
     logits = start(seen, classes, torch.ones_like(hidden)).view(5, 4, CODES)
     targets = 0.9 * F.one_hot(truth, CODES) + 0.1 / CODES
@@ -145,21 +149,18 @@ def test_ranks_draw_masks_of_their_own(tokens, tmp_path, monkeypatch):
 def test_mirrored_images_are_seen_where_the_run_wants_them_alone(tokens, tmp_path, flips):
     trainer = begin(replace(PLAIN, batch_size=50, flips=flips), tokens, tmp_path)
     ((seen, _, hidden),) = seen_by(trainer)
-    plain = torch.stack([tokens[int(name[:-4])].tokens.flatten() for name in trainer.batch_names])
-    assert torch.equal(seen, plain.masked_fill(hidden, CODES)) is not flips
+    assert torch.equal(seen, last_batch(trainer, tokens).masked_fill(hidden, CODES)) is not flips
 
 
-@pytest.mark.parametrize(("dropout", "expected"), [(0.0, {0, 1, 2}), (1.0, {2})])
-def test_a_dropped_or_missing_label_is_the_null_class(tokens, tmp_path, dropout, expected):
-    calls = seen_by(begin(replace(PLAIN, label_dropout=dropout), tokens, tmp_path), steps=5)
-    assert {int(c) for _, classes, _ in calls for c in classes} == expected
-
-
-def test_images_without_labels_are_one_class(tmp_path):
-    unlabelled = draw_tokens(tmp_path / "tokens", labels=None, classes=())
-    trainer = begin(PLAIN, unlabelled, tmp_path)
-    assert trainer.maskgit.classes == ("image",)
-    assert {int(c) for _, classes, _ in seen_by(trainer, steps=5) for c in classes} == {0}
+@pytest.mark.parametrize(
+    ("dropout", "options", "expected"),
+    [(0.0, {}, {0, 1, 2}), (1.0, {}, {2}), (0.0, {"labels": None, "classes": ()}, {0})],
+    ids=["missing labels are the null class", "and dropped ones", "without any, images are one class"],
+)
+def test_classes_that_are_shown(tmp_path, dropout, options, expected):
+    trainer = begin(replace(PLAIN, label_dropout=dropout), draw_tokens(tmp_path / "t", **options), tmp_path)
+    assert trainer.maskgit.classes == (("image",) if options else ("cat", "dog"))
+    assert {int(c) for _, classes, _ in seen_by(trainer, steps=5) for c in classes} == expected
 
 
 def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens, tmp_path):
@@ -173,10 +174,8 @@ def test_a_validation_is_the_same_at_any_time_and_draws_no_random_numbers(tokens
 
 
 def test_samples_of_classes_from_all_over_are_drawn_at_each_validation(trained, tokens, tmp_path):
-    assert sorted(path.name for path in (trained / "images").iterdir()) == [
-        "step-000003.png",
-        "step-000006.png",
-    ]
+    names = sorted(path.name for path in (trained / "images").iterdir())
+    assert names == ["step-000003.png", "step-000006.png"]
     with Image.open(trained / "images/step-000006.png") as grid:
         assert grid.size == (3 * 4, 4)
     train(replace(TINY, sample_images=0, loop=LoopSettings(steps=3)), tokens, tmp_path / "none")
@@ -190,7 +189,7 @@ def test_samples_are_drawn_batch_by_batch_each_with_a_seed_of_its_own(tokens, tm
         for first, classes in ((0, [0] * 4), (4, [0, 1, 1, 1]), (8, [1, 1]))
     ]
     pictures: list[Tensor] = []
-    monkeypatch.setattr(generator, "image_grid", lambda images: pictures.append(images) or image_grid(images))
+    monkeypatch.setattr(trainer, "_save_picture", lambda step, images: pictures.append(images))
     trainer.validate(1)
     assert torch.equal(pictures[0], torch.cat(expected))
 
@@ -250,11 +249,7 @@ CLASS_CALLED_IMAGE = {"labels": [0] * 9, "classes": ("image",)}
     ("options", "others", "message"),
     [
         ({}, {"fingerprint": "another"}, "holds tokens of tokenizer another"),
-        (
-            {},
-            {"classes": ("cat", "dog", "eel")},
-            "it has 3 classes, and .* has 2 classes; encode images of the",
-        ),
+        ({}, {"classes": ("cat", "dog", "eel")}, "it has 3 classes, and .* has 2 classes; encode images of"),
         ({}, {"classes": ("cat", "eel")}, "its class 1 is 'eel', not 'dog'"),
         ({}, UNLABELLED, "it has no classes, and .* has 2 classes; encode"),
         (CLASS_CALLED_IMAGE, UNLABELLED, "it has no classes, and .* has 1 class;"),
@@ -299,22 +294,24 @@ def test_a_run_is_loaded_as_what_it_trains_alone(trained, tmp_path):
 
 
 def test_a_footprint_counts_the_parameters_and_grows_with_the_batch(tokens):
-    small, large = (
-        generator_footprint(replace(TINY, batch_size=size), tokens, tokenizer=tokenizer()) for size in (1, 8)
-    )
-    parameters = sum(
-        p.numel() for p in generator.build_generator(TINY, tokens, tokenizer()).transformer.parameters()
-    )
+    runs = [replace(TINY, batch_size=size) for size in (1, 8)]
+    small, large = (generator_footprint(run, tokens, tokenizer=tokenizer()) for run in runs)
+    transformer = generator.build_generator(TINY, tokens, tokenizer()).transformer
+    parameters = sum(parameter.numel() for parameter in transformer.parameters())
     assert small.parameters == {"transformer": parameters}
     assert small.bytes["gradients"] == small.bytes["average"] == 4 * parameters
     assert small.bytes["optimizer"] == 8 * parameters
     assert large.bytes["activations"] == 8 * small.bytes["activations"] > 0
 
 
+def mask_all(u: Tensor, scores: Tensor) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.bool)
+
+
 def rank_task(run: GeneratorRun, path: Path, out: Path, stop: bool) -> None:
     """Train as one of two processes with every token masked; the second may get a signal."""
     sys.modules["torch.utils.tensorboard"] = NO_TENSORBOARD  # type: ignore[assignment]
-    generator.random_masks = lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
+    generator.random_masks = mask_all
     if stop and rank() == 1:
         before_step(1, terminate, pytest.MonkeyPatch())
     sys.exit(train(run, TokenDataset(path), out).exit_code)
@@ -325,18 +322,13 @@ def on_two_processes(run: GeneratorRun, tokens: TokenDataset, out: Path, *, stop
 
 
 def test_two_processes_learn_what_one_learns_from_both_their_batches(tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        generator, "random_masks", lambda u, scores: torch.ones_like(scores, dtype=torch.bool)
-    )
+    monkeypatch.setattr(generator, "random_masks", mask_all)
     assert on_two_processes(PLAIN, tokens, tmp_path / "two") == [0, 0]
     train(replace(PLAIN, batch_size=2 * PLAIN.batch_size), tokens, tmp_path / "one")
     two, one = (_but_key_biases(tmp_path / name / "last") for name in ("two", "one"))
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
-    scores = [
-        [r["values"]["nll"] for r in read_records(tmp_path / n) if r["split"] == "validation"]
-        for n in ("two", "one")
-    ]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    two, one = (read_records(tmp_path / name)[-1]["values"]["nll"] for name in ("two", "one"))
+    assert two == pytest.approx(one, rel=1e-4)
 
 
 def _but_key_biases(folder: Path) -> dict[str, Tensor]:

@@ -347,13 +347,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_
         [signal.SIGTERM, signal.SIGINT],
     ],
 )
-def test_signals_set_a_flag_that_names_the_first(signals):
+def test_signals_set_a_flag(signals):
     with stop_on_signals() as stop:
         assert not stop
         for number in signals:
             os.kill(os.getpid(), number)
         assert stop
-    assert stop.signal == signals[0]
 
 
 def test_a_second_interrupt_does_not_wait():
