@@ -91,10 +91,8 @@ class Rule(ABC):
 
     def sizes(self, results: ResultSet, rows: Iterable[Selection]) -> list[int]:
         """Codebook sizes at which all rows were run, in ascending order."""
-        by_row = [
-            {run.setting("codebook_size") for run in results.select(self.experiment, row.settings)}
-            for row in rows
-        ]
+        selected = [results.select(self.experiment, row.settings) for row in rows]
+        by_row = [{run.setting("codebook_size") for run in runs} for runs in selected]
         return sorted(size for size in set.intersection(*by_row) if isinstance(size, int))
 
     def missing(self, results: ResultSet, column: Column, rows: Sequence[Selection]) -> Finding:
@@ -154,9 +152,7 @@ class Leads(Rule):
             return [Finding(Outcome.NOT_RUN, f"{names} at the same codebook size: not run")]
         findings = [
             self.compare_pair(results, column, row.at(size), rival.at(size))
-            for size in sizes
-            for column in self.columns
-            for row, rival in pairs
+            for size, column, (row, rival) in product(sizes, self.columns, pairs)
         ]
         measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
         return measured if self.skip_missing and measured else findings
@@ -251,8 +247,7 @@ class Monotone(Rule):
         columns = [replace(column, better=self.better or column.better) for column in self.columns]
         return [
             self.compare_pair(results, column, self.row.at(larger), self.row.at(smaller))
-            for column in columns
-            for larger, smaller in pairs
+            for column, (larger, smaller) in product(columns, pairs)
         ]
 
 

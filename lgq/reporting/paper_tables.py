@@ -279,9 +279,8 @@ def paired_table(results: ResultSet) -> Table | None:
     """
     name = next((name for name in _PAIRED_EXPERIMENTS if name in results.plans), "")
     lgq = _by_seed(results.select(name, _LGQ))
-    others = {
-        row.label: _by_seed([run for run in runs if not run.has(_LGQ)]) for row, runs in results.rows(name)
-    }
+    by_label = {row.label: [run for run in runs if not run.has(_LGQ)] for row, runs in results.rows(name)}
+    others = {label: _by_seed(runs) for label, runs in by_label.items()}
     rows = []
     for label, runs in others.items():
         pairs = [(lgq[seed], runs[seed]) for seed in sorted(lgq.keys() & runs)]

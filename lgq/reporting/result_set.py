@@ -2,9 +2,6 @@
 
 RESULTS/experiments/NAME.json   plan of an experiment      RESULTS/rows/ID.json        record of a run
 RESULTS/runs/ID/metrics.jsonl   its training curves        RESULTS/pictures/ID/*.png   its pictures
-
-    results = read_result_set("results")
-    results.sample("comparison", "psnr", {"quantizer": "lgq"}).mean
 """
 
 import math
@@ -128,11 +125,8 @@ class RunRecord:
 
     def curve(self, metric: str, split: str = "validation") -> dict[int, float]:
         """Values of a metric during training, by step."""
-        values = {
-            line["step"]: _finite(line["values"].get(metric))
-            for line in self.journal
-            if line["split"] == split
-        }
+        lines = [line for line in self.journal if line["split"] == split]
+        values = {line["step"]: _finite(line["values"].get(metric)) for line in lines}
         return {step: value for step, value in values.items() if value is not None}
 
 
@@ -269,9 +263,7 @@ def read_result_set(directory: str | Path) -> ResultSet:
     """Read a results directory; damaged files are left out and named in `damaged`."""
     files = ResultsDirectory(directory)
     if not files.root.is_dir():
-        raise ResultsError(
-            f"there is no directory {directory}: give the one that `lgq experiment --out` filled."
-        )
+        raise ResultsError(f"there is no directory {directory}: give the one that `lgq experiment` filled.")
     results = ResultSet(files, plans={}, runs={})
     for path in sorted(files.root.glob("rows/*.json")):
         with results.noting_damage(path):
