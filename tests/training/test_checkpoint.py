@@ -115,13 +115,6 @@ def test_a_checkpoint_is_not_removed_for_damaged_ones_of_later_steps(tmp_path):
     assert_latest_is(tmp_path, 1, "again")
 
 
-def test_the_same_step_saved_twice_is_the_second(tmp_path):
-    save_all(tmp_path, 1, 2)
-    Checkpoints(tmp_path).save(2, state_of(2, "second"))
-    assert_latest_is(tmp_path, 2, "second")
-    assert names(tmp_path) == ["step-000001", "step-000002"]
-
-
 class Scenario(NamedTuple):
     before: tuple[int, ...]
     save: int

@@ -327,17 +327,6 @@ def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):
     assert walk(tmp_path, settings=dataclasses.replace(SETTINGS, steps=6)).outcome.reason == "finished"
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_silently_begun_anew(tmp_path):
-    walk(tmp_path)
-    for manifest in tmp_path.glob("checkpoints/*/manifest.json"):
-        manifest.write_text("{}")
-    journal, config = ((tmp_path / name).read_bytes() for name in ("metrics.jsonl", "config.json"))
-    with pytest.raises(LGQError, match=r"all \d+ checkpoints in .* are damaged: restore one"):
-        walk(tmp_path)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == journal
-    assert (tmp_path / "config.json").read_bytes() == config
-
-
 @pytest.mark.parametrize(
     "signals",
     [

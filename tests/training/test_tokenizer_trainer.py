@@ -91,9 +91,6 @@ def test_all_quantizers_start_from_the_same_backbone_and_see_the_same_batches(ph
     other = start_and_stream(replace(TINY, seed=1), photos, tmp_path)
     assert not torch.equal(other["seen"][0], expected["seen"][0])
     assert any(not torch.equal(other["start"][name], tensor) for name, tensor in expected["start"].items())
-
-
-def test_the_seed_of_a_run_is_that_of_its_codes(photos, tmp_path):
     codebooks = [begin(replace(TINY, seed=s), photos, tmp_path).tokenizer.quantizer.codebook for s in (0, 1)]
     assert not torch.equal(*codebooks)
 
