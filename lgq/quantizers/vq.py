@@ -4,6 +4,7 @@ n = vectors, k = codes, c = channels.
 """
 
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Literal, get_args
 
 import torch
@@ -143,28 +144,4 @@ class RotVQ(VQ):
     """VQ with the rotation trick, in the setting of the LGQ paper's comparison."""
 
     label = "RotVQ"
-
-    def __init__(
-        self,
-        dim: int,
-        codebook_size: int,
-        *,
-        channel_dim: int = -1,
-        gradient: Gradient = "rotation",
-        decay: float = 0.8,
-        commitment_weight: float = 1.0,
-        restart_below: float | None = None,
-        init: Init = "normal",
-        seed: int = 0,
-    ):
-        super().__init__(
-            dim,
-            codebook_size,
-            channel_dim=channel_dim,
-            gradient=gradient,
-            decay=decay,
-            commitment_weight=commitment_weight,
-            restart_below=restart_below,
-            init=init,
-            seed=seed,
-        )
+    __init__ = partialmethod(VQ.__init__, gradient="rotation", decay=0.8, commitment_weight=1.0)
