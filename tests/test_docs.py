@@ -84,7 +84,7 @@ def registered_quantizers():
 def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
     for code in blocks(page, "python"):
         if ".pretrained()" in code:
-            skip_without(*(entry.name for entry in weights.status()[:3]))
+            skip_without(*weights.FETCHABLE)
         # Runs of a few steps stand for those that take hours.
         short = re.sub(r'\brun\("pocket(-\w+)?"', r'run("smoke\1"', code)
         exec(compile(short, str(page), "exec"), {})
@@ -119,7 +119,7 @@ def run(command: str) -> None:
 
 
 def skip_without(*networks: str) -> None:
-    if any(entry.name in networks and entry.state != "here" for entry in weights.status()):
+    if any(weights.status()[name] != "here" for name in networks):
         pytest.skip("needs weights of other networks: lgq weights fetch")
 
 
