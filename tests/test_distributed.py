@@ -1,62 +1,17 @@
-"""Several processes agree with one: on the state of quantizers, on encoded data, on drawn images.
-
-Work that some processes leave unfinished is finished by others.
-"""
+"""Several processes encode and draw what one does, and finish what others left unfinished."""
 
 import os
 import time
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from fuzz import seeds
-from process_groups import exit_codes, on_processes
+from process_groups import exit_codes
 from tiny_run import paint_photos
 
 from lgq.cli import main
 from lgq.distributed import leave_processes, rank, world_size
-from lgq.metrics.code_usage import CodeUsage
-from lgq.quantizers import LGQ, VQ
-
-DIM, SIZE, TOKENS = 4, 12, 40
-
-
-def vq_state(z: torch.Tensor, **options) -> dict[str, torch.Tensor]:
-    q = VQ(DIM, SIZE, **options).double()
-    for _ in range(3):
-        q(z)
-    return {name: q.state_dict()[name] for name in ("codebook", "counts", "sums")}
-
-
-def data_init(z: torch.Tensor) -> torch.Tensor:
-    q = LGQ(DIM, SIZE, init="data").double()
-    q(z)
-    return q.codebook.detach()
-
-
-def code_counts(z: torch.Tensor) -> torch.Tensor:
-    usage = CodeUsage.empty(SIZE)
-    usage.update(LGQ(DIM, SIZE).double().encode(z))
-    return usage.over_ranks().counts
-
-
-def quantizer_states() -> dict:
-    """States on this process, which holds its share of one batch."""
-    z = torch.randn(TOKENS, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    z = z.tensor_split(world_size())[rank()]
-    return {
-        "revived codes": vq_state(z, restart_below=0.9),
-        "k-means": vq_state(z, init="kmeans"),
-        "data init": data_init(z),
-        "counts": code_counts(z),
-    }
-
-
-def test_quantizers_have_equal_states_on_every_rank(tmp_path):
-    first, second = on_processes(2, tmp_path / "ranks", quantizer_states)
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
-    assert torch.equal(first["counts"], quantizer_states()["counts"]), "counts are those of the whole batch"
 
 
 def leave_late(folder: Path) -> None:
@@ -72,11 +27,6 @@ def leave_late(folder: Path) -> None:
 def test_processes_leave_together_after_the_work_of_all(tmp_path):
     assert exit_codes(2, leave_late, tmp_path) == [0, 0]
     assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["True", "True"]
-
-
-def test_a_single_process_has_no_group_to_leave():
-    leave_processes()
-    assert not dist.is_initialized()
 
 
 DRAWN = 11
@@ -151,11 +101,3 @@ def test_each_image_is_drawn_by_one_process(generator, photos, tmp_path):
     shares = [(tmp_path / f"drawn-{number}").read_text().splitlines() for number in range(3)]
     assert [len(share) for share in shares] == [1 + 4, 4, 3], "the first one writes a list of the images, too"
     assert len(set().union(*shares)) == DRAWN + 1
-
-
-def test_the_first_process_draws_a_single_picture(generator, tmp_path):
-    picture = tmp_path / "grid.png"
-    command = ["sample", str(generator), "--count", "1", "--steps", "1", "--out"]
-    assert exit_codes(2, main, [*command, str(picture)]) == [0, 0]
-    main([*command, str(tmp_path / "alone.png")])
-    assert picture.read_bytes() == (tmp_path / "alone.png").read_bytes()

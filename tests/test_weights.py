@@ -14,19 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fuzz.seeds import tar, zipped
-from torch import nn
+from fuzz.seeds import scripted_network, tar, zipped
 
 from lgq import weights
 from lgq.files import Fingerprint
 from lgq.progress import Progress
 from lgq.weights import SETS, WeightsError, WeightSet, cache, download
-from lgq.weights.convert import (
-    inception_features,
-    lpips,
-    numpy_pickle,
-    torchscript,
-)
+from lgq.weights.convert import inception_features, lpips, numpy_pickle, torchscript
 from lgq.weights.download import read_member
 from lgq.weights.registry import Archive
 
@@ -233,22 +227,17 @@ def test_a_link_in_a_tar_archive_is_not_followed():
         read_member(buffer.getvalue(), "a", Fingerprint.of(b""))
 
 
-class Gadget:
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
 @pytest.mark.parametrize("function", [os.system, exec, eval, getattr, np.load, torch.load])
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_that_calls_a_function_is_refused(function, protocol, tmp_path):
-    attack = pickle.dumps({"weight": Gadget(function, f"open({str(tmp_path / 'ran')!r}, 'w')")}, protocol)
-    with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
-        numpy_pickle(attack)
-    with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
-        torchscript(zip_of(**{"data.pkl": attack}))
+    class Gadget:
+        def __reduce__(self):
+            return function, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
+
+    attack = pickle.dumps({"weight": Gadget()}, protocol)
+    for convert, data in ((numpy_pickle, attack), (torchscript, zip_of(**{"data.pkl": attack}))):
+        with pytest.raises(WeightsError, match=r"the file calls .*: refused"):
+            convert(data)
     assert not (tmp_path / "ran").exists()
 
 
@@ -274,30 +263,12 @@ def test_pickles_of_every_numpy_are_read():
         check_weights(numpy_pickle(old.replace(b"numpy.core.multiarray", module)))
 
 
-class Scripted(nn.Module):
-    """A module with names of the published FID network, and attributes that are not tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Module()
-        self.net.layers = nn.Sequential()
-        self.net.layers.add_module("mixed_9", nn.Sequential())
-        self.net.layers.mixed_9.add_module("tower_1_mixed_conv_1", nn.Linear(3, 2))
-        self.padding, self.stride = [1, 2], 3
-
-    def forward(self, x):
-        return self.net.layers(x)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_read_without_its_code():
-    network, buffer, shortened = Scripted(), io.BytesIO(), io.BytesIO()
-    torch.jit.save(torch.jit.script(network), buffer)
-    assert torchscript(buffer.getvalue()).keys() == network.state_dict().keys()
-    torch.testing.assert_close(torchscript(buffer.getvalue()), dict(network.state_dict()), rtol=0, atol=0)
-    converted = inception_features(buffer.getvalue())
+    (network, data), shortened = scripted_network(), io.BytesIO()
+    torch.testing.assert_close(torchscript(data), dict(network.state_dict()), rtol=0, atol=0)
+    converted = inception_features(data)
     assert converted.keys() == {f"network.mixed_9.tower_1.split.conv_1.{kind}" for kind in ("weight", "bias")}
-    with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(shortened, "w") as target:
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(shortened, "w") as target:
         for name in source.namelist():
             target.writestr(name, source.read(name)[: 4 if "/data/" in name else None])
     with pytest.raises(WeightsError, match="has 4 bytes instead of"):

@@ -42,10 +42,11 @@ def test_every_known_suffix_is_found_in_either_case(tmp_path, suffix):
     assert names(FolderDataset(tmp_path)) == [f"a.{suffix}"]
 
 
-def test_hidden_files_pipes_and_directories_without_images_do_not_count(tmp_path):
+def test_hidden_files_pipes_devices_and_directories_without_images_do_not_count(tmp_path):
     for name in ("cat/a.png", ".cache/b.png", "cat/._a.png"):
         put(tmp_path / name)
     os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
     (tmp_path / "logs").mkdir()
     dataset = FolderDataset(tmp_path)
     assert names(dataset) == ["cat/a.png"]

@@ -8,7 +8,6 @@ import gzip
 import json
 import os
 import pickle
-import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from fuzz import seeds
 from lgq import weights
@@ -364,14 +362,7 @@ def pickled_weights(folder: Path) -> Prepared:
 
 @parser("weights, TorchScript", "zip")
 def torchscript_weights(folder: Path) -> Prepared:
-    network, file = nn.Module(), BytesIO()
-    network.net = nn.Module()
-    network.net.layers = nn.Sequential()
-    network.net.layers.add_module("conv_1", nn.Linear(3, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.script(network), file)
-    return Prepared([file.getvalue()], partial(contiguous, inception_features))
+    return Prepared([seeds.scripted_network()[1]], partial(contiguous, inception_features))
 
 
 @parser("weights, state_dict", "zip")

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,16 @@ from lgq.tokenizer import Tokenizer
 
 BACKBONE = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
 RUN_ID = "comparison-LGQ-s0"
+
+
+class Trap:
+    """Unpickling a trap creates a file."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
 
 
 def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
@@ -82,6 +93,20 @@ def state() -> dict[str, Any]:
     """State of a training, with values of every kind that a checkpoint can hold."""
     values = {"step": 3, "nan": float("nan"), "pair": (1, [None, "x"])}
     return values | {"module": nn.Linear(3, 2).state_dict(), "turned": torch.ones(2, 3).T}
+
+
+def scripted_network() -> tuple[nn.Module, bytes]:
+    """A network with names of the published FID network and attributes that are not tensors, and its file."""
+    network, file = nn.Module(), io.BytesIO()
+    network.padding, network.stride = [1, 2], 3
+    network.net = nn.Module()
+    network.net.layers = nn.Sequential()
+    network.net.layers.add_module("mixed_9", nn.Sequential())
+    network.net.layers.mixed_9.add_module("tower_1_mixed_conv_1", nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(network), file)
+    return network, file.getvalue()
 
 
 def tokenizers() -> list[Tokenizer]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from fuzz.seeds import Trap
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,16 +129,6 @@ def test_files_of_other_programs_need_no_count(tmp_path: Path):
     assert Gaussian.load(path).distance(other) < 1e-6
 
 
-class Pickled:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, mark: Path):
-        self.mark = mark
-
-    def __reduce__(self):
-        return Path.touch, (self.mark,)
-
-
 def archive(**arrays: np.ndarray) -> bytes:
     file = BytesIO()
     np.savez(file, **arrays)
@@ -165,7 +156,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path, kind: str):
         with path.open("wb") as file:
             np.save(file, SIGMA)
     else:
-        pickled = archive(mu=np.array([Pickled(mark)]), sigma=SIGMA)
+        pickled = archive(mu=np.array([Trap(mark)]), sigma=SIGMA)
         path.write_bytes(BAD_FILES.get(kind, pickled))
     with pytest.raises(StatisticsError, match=r"bad\.npz is not an \.npz file with `mu` and `sigma`"):
         Gaussian.load(path)
