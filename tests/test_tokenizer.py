@@ -13,6 +13,7 @@ import torch
 from fuzz.seeds import Trap
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import LocalEntryNotFoundError
+from identity import assert_identical
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,30 +45,10 @@ def train_a_step(tokenizer: Tokenizer) -> None:
     torch.optim.SGD(tokenizer.parameters(), lr=0.1).step()
 
 
-def same_weights(left: Tokenizer, right: Tokenizer) -> bool:
-    first, second = left.state_dict(), right.state_dict()
-    return first.keys() == second.keys() and all(
-        first[name].dtype == second[name].dtype and torch.equal(first[name], second[name]) for name in first
-    )
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     build().save_pretrained(tmp_path / "mine")
     return tmp_path / "mine"
-
-
-@pytest.fixture
-def calls_to_the_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-
-    def refuse(*arguments: Any, **_: Any) -> None:
-        calls.append(arguments)
-        raise OSError("this test has no network")
-
-    for owner, name in [(socket.socket, "connect"), (socket, "getaddrinfo"), (socket, "create_connection")]:
-        monkeypatch.setattr(owner, name, refuse)
-    return calls
 
 
 def test_the_default_is_the_papers_model():
@@ -159,7 +140,7 @@ def test_saving_and_loading_keeps_every_bit_before_and_after_training(quantizer,
     for _ in range(2):
         tokenizer.save_pretrained(tmp_path)
         loaded = Tokenizer.from_pretrained(tmp_path)
-        assert same_weights(loaded, tokenizer)
+        assert_identical(loaded.state_dict(), tokenizer.state_dict())
         assert loaded.settings == tokenizer.settings
         assert loaded.fingerprint() == tokenizer.fingerprint()
         assert not loaded.training
@@ -173,7 +154,7 @@ def test_other_precisions_are_used_and_kept(quantizer, dtype, tmp_path):
     tokenizer, images = build(quantizer).to(dtype), pictures()
     tokenizer.save_pretrained(tmp_path)
     loaded = Tokenizer.from_pretrained(tmp_path)
-    assert same_weights(loaded, tokenizer)
+    assert_identical(loaded.state_dict(), tokenizer.state_dict())
     assert loaded(images).reconstruction.dtype == dtype
     assert loaded.decode(loaded.encode(images)).dtype == dtype
 
@@ -255,15 +236,16 @@ def test_saving_again_keeps_an_edited_card_and_replaces_the_rest(saved):
 
 
 @pytest.mark.parametrize("missing", ["nowhere", "./nowhere", "runs/nowhere", "a/b/c", Path("a/b")])
-def test_directories_are_loaded_and_missing_ones_named_without_the_network(
-    missing, calls_to_the_network, saved, monkeypatch
-):
+def test_directories_are_loaded_and_missing_ones_named_without_the_network(missing, saved, monkeypatch):
+    calls: list[Any] = []
+    for owner, name in [(socket.socket, "connect"), (socket, "getaddrinfo"), (socket, "create_connection")]:
+        monkeypatch.setattr(owner, name, lambda *arguments, **_: calls.append(arguments))
     Tokenizer.from_pretrained(str(saved))
     monkeypatch.chdir(saved.parent)
     (saved.parent / "runs").mkdir()
     with pytest.raises(PretrainedError, match=f"no directory {missing}: .* save_pretrained"):
         Tokenizer.from_pretrained(missing)
-    assert calls_to_the_network == []
+    assert calls == []
 
 
 def test_the_hub_is_asked_for_both_files(saved, monkeypatch):

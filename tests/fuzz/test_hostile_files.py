@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import mistake
 from PIL import Image
 from safetensors.numpy import load, save
 
 from fuzz import seeds
 from fuzz.parsers import PARSERS
-from lgq.cli import main
 from lgq.cli.console import printable
 from lgq.data import BrokenImage, DataError, FolderDataset, ShardDataset, open_dataset
 from lgq.data.images import FILE_LIMIT, decode
@@ -303,19 +303,11 @@ def test_a_state_of_another_network_is_refused(state):
 # --- command lines --------------------------------------------------------------------------------------
 
 
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The error with which a command ends, with exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "command", ["sample run --classes ", "train pocket-lgq --data x --out y --quantizer-options a="]
 )
 def test_a_word_of_thousands_of_characters_is_refused(command, capsys):
-    assert error_of((command + "[" * 5_000).split(), capsys)
+    assert mistake(capsys, *(command + "[" * 5_000).split())
 
 
 @pytest.mark.parametrize(
@@ -324,13 +316,13 @@ def test_a_word_of_thousands_of_characters_is_refused(command, capsys):
 )
 def test_a_run_that_fits_no_memory_is_refused(option, value, tmp_path, capsys):
     command = ["train", "pocket-lgq", "--data", "sample", "--out", str(tmp_path / "run")]
-    assert len(error_of([*command, option, str(value)], capsys).splitlines()) == 1
+    assert mistake(capsys, *command, option, value)
     assert not (tmp_path / "run").exists()
 
 
 def test_names_cannot_control_the_terminal_or_forge_a_line(tmp_path, capsys):
     data, out = str(tmp_path / "no\x1b[31mwhere\r\nlgq: all is well\x07\u202e"), str(tmp_path / "run")
-    (line,) = error_of(["train", "pocket-lgq", "--data", data, "--out", out], capsys).splitlines()
+    line = mistake(capsys, "train", "pocket-lgq", "--data", data, "--out", out)
     assert r"no\x1b[31mwhere\r\nlgq: all is well\x07\u202e" in line
     assert printable("Größe [b] 犬 'a'") == "Größe [b] 犬 'a'"
     assert printable("\udc80") == r"\udc80"
