@@ -29,9 +29,11 @@ def test_there_are_enough_tiles_for_a_demo_and_names_tell_them_apart():
     assert len(set(names)) == len(names)
 
 
-def test_whole_is_the_middle_of_one_photograph_of_each_subject():
-    whole = SampleDataset("whole")
-    assert whole.classes == SampleDataset("train").classes + SampleDataset("held-out").classes
+def test_classes_are_the_subjects_and_whole_is_the_middle_of_one_photograph_of_each():
+    whole, train = SampleDataset("whole"), SampleDataset().classes
+    assert train == ("astronaut", "coffee", "motorcycle", "retina", "hubble deep field", "ihc")
+    assert whole.classes == (*train, "chelsea", "rocket")
+    assert SampleDataset("held-out").classes == ("chelsea", "rocket")
     assert [whole[i].label for i in range(len(whole))] == list(range(8))
     assert Tile("chelsea.png", 75, 0, 300) in whole.tiles
 
@@ -48,18 +50,9 @@ def test_tiles_cover_each_photograph_to_its_edges():
         assert covered.all()
 
 
-def test_classes_are_what_is_on_the_photographs():
-    subjects = ("astronaut", "coffee", "motorcycle", "retina", "hubble deep field", "ihc")
-    assert SampleDataset().classes == subjects
-    assert SampleDataset("held-out").classes == ("chelsea", "rocket")
-
-
-def test_an_unknown_split_names_those_that_exist():
+def test_an_unknown_split_and_a_missing_package_are_named(monkeypatch):
     with pytest.raises(DataError, match="sample:train, sample:held-out or sample:whole"):
         SampleDataset("validation")
-
-
-def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("lgq.data.photographs.find_spec", lambda _: None)
     with pytest.raises(DataError, match="pip install scikit-image"):
         SampleDataset()

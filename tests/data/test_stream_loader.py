@@ -33,14 +33,13 @@ def stream(data, settings=SMALL, *, batches, start=0):
     return list(islice(StreamLoader(data, settings).stream(start), batches))
 
 
-def test_a_worker_reads_what_the_trainer_reads(data):
+def test_workers_read_in_turns_what_as_many_processes_read(data):
     assert_same(stream(data, replace(SMALL, workers=1), batches=12), stream(data, batches=12))
-
-
-def test_two_workers_read_in_turns_what_two_processes_read(data):
     ranks = [stream(data, replace(SMALL, rank=rank, world_size=2), batches=6) for rank in range(2)]
     workers = stream(data, replace(SMALL, workers=2), batches=12)
     assert_same(workers, [batch for step in zip(*ranks, strict=True) for batch in step], positions=False)
+    assert [place[0] for place in workers[0].position] == [1, 0]
+    assert all(type(number) is int for place in workers[0].position for number in place)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -68,12 +67,6 @@ def test_the_augmentation_belongs_to_seed_epoch_and_image(data):
         stored = StoredImage(picture(int(label)), "a")
         cut = random_crop(stored.size, crop, seed=5, epoch=place // 13, index=int(index))
         assert torch.equal(image, render(stored, cut, 4))
-
-
-def test_positions_are_plain_lists_for_a_checkpoint(data):
-    position = stream(data, replace(SMALL, workers=2), batches=1)[0].position
-    assert [place[0] for place in position] == [1, 0]
-    assert all(type(number) is int for place in position for number in place)
 
 
 @pytest.mark.parametrize(("workers", "world_size"), [(5, 1), (2, 3), (0, 5)])

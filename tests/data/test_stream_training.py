@@ -85,16 +85,12 @@ def test_two_processes_resumed_go_on_each_from_its_own_place(data, tmp_path):
     assert [place[0] for place in places] == [0, 1]
 
 
-def test_a_run_does_not_go_on_with_another_number_of_readers(data, tmp_path):
+def test_a_run_tells_its_stream_and_does_not_go_on_with_another_number_of_readers(data, tmp_path):
     train_stopped_before(1, data, tmp_path / "run")
+    described = {"source": repr(data), "shards": 3, "readers": 1, "buffer": 2}
+    assert last_state(tmp_path / "run")["config"]["data"] == described
     with pytest.raises(LGQError, match=r"data\.readers \(was 1, now 2\)"):
         train(data, tmp_path / "run", replace(TINY, workers=2))
-
-
-def test_config_tells_the_stream(data, tmp_path):
-    train(data, tmp_path, replace(TINY, loop=LoopSettings(steps=1)))
-    described = {"source": repr(data), "shards": 3, "readers": 1, "buffer": 2}
-    assert last_state(tmp_path)["config"]["data"] == described
 
 
 def test_validation_and_epochs_need_more_than_a_stream(data, tmp_path):

@@ -78,6 +78,10 @@ def test_items_are_what_was_written(tmp_path, stages, flips):
     assert torch.equal(torch.stack([item.tokens for item in dataset]), tokens)
     assert [item.label for item in dataset] == [None if label < 0 else label for label in labels.tolist()]
     assert [item.name for item in dataset] == NAMES
+    assert torch.equal(dataset[-1].tokens, dataset[6].tokens)
+    for outside in (7, -8):
+        with pytest.raises(IndexError):
+            dataset[outside]
     if flips:
         mirrored = torch.cat([part.flipped for part in expected])
         assert torch.equal(torch.stack([dataset.flipped(i) for i in range(7)]), mirrored)
@@ -116,14 +120,6 @@ def test_tokens_outside_of_the_codebook_never_wrap_around(tmp_path, wrong):
     bad.tokens[1, 0, 0] = wrong
     with pytest.raises(AssertionError, match="codebook of 300"):
         TokenWriter(tmp_path, ENCODING).write(0, [bad], {})
-
-
-def test_indices_count_from_both_ends_and_stop_there(folder):
-    dataset = TokenDataset(folder)
-    assert torch.equal(dataset[-1].tokens, dataset[6].tokens)
-    for index in (7, -8):
-        with pytest.raises(IndexError):
-            dataset[index]
 
 
 def test_a_shard_without_images_is_passed_over(tmp_path):
@@ -179,7 +175,6 @@ def test_files_that_differ_in_a_bit_or_in_length_or_are_missing_are_refused(fold
             with pytest.raises(TokenError, match=path.name):
                 list(TokenDataset(folder))
         path.write_bytes(data)
-    list(TokenDataset(folder))
 
 
 def test_another_tokenizer_and_flips_that_were_not_stored_are_refused(tmp_path, folder):

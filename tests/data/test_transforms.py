@@ -54,10 +54,13 @@ def test_crops_keep_to_the_settings():
     assert abs(np.log(aspects).mean()) < 0.05
 
 
-def test_half_of_the_crops_are_mirrored_and_flip_decides():
+def test_crops_are_mirrored_and_red_and_blue_exchanged_as_often_as_asked():
     assert 150 < sum(c.flip for c in crops()) < 250
     assert not any(c.flip for c in crops(settings=RandomCrop(flip=0)))
     assert all(c.flip for c in crops(settings=RandomCrop(flip=1)))
+    exchanged = crops(count=4000, settings=RandomCrop(exchange=0.25))
+    assert abs(sum(crop.exchange for crop in exchanged) / 4000 - 0.25) < 0.03
+    assert [crop._replace(exchange=False) for crop in exchanged[:100]] == crops(count=100)
 
 
 def test_seed_epoch_and_index_each_change_the_crop():
@@ -132,9 +135,3 @@ def test_a_png_holds_every_level_of_an_image():
         assert np.array_equal(np.asarray(image), pixels)
     with Image.open(BytesIO(to_png(torch.tensor([-3.0, 0.0, 7.0]).view(3, 1, 1)))) as clamped:
         assert clamped.getpixel((0, 0)) == (0, 128, 255)
-
-
-def test_red_and_blue_are_exchanged_as_often_as_asked():
-    chosen = crops(count=4000, settings=RandomCrop(exchange=0.25))
-    assert abs(sum(crop.exchange for crop in chosen) / 4000 - 0.25) < 0.03
-    assert [crop._replace(exchange=False) for crop in chosen[:100]] == crops(count=100)

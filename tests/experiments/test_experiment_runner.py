@@ -162,13 +162,9 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
     run_tiny("scaling", images, out, scale=longer, only=["lgq-k32"])
 
 
-def test_rows_are_chosen_by_label_group_or_name(images, out):
-    for only, rows in ((["fsq"], 2), (["K = 64"], 2), (["lgq-k8", "SimVQ"], 3)):
-        assert run_tiny("cost", images, out, only=only).rows == rows
-
-
-def test_a_cost_has_no_seeds(images, out):
-    assert run_tiny("cost", images, out, seeds=3).rows == 17
+def test_rows_are_chosen_by_label_group_or_name_and_a_cost_has_no_seeds(images, out):
+    for only, rows in ((["fsq"], 2), (["K = 64"], 2), (["lgq-k8", "SimVQ"], 3), ([], 17)):
+        assert run_tiny("cost", images, out, only=only, seeds=3).rows == rows
     record = next(iter(ResultsDirectory(out).records().values()))
     assert record["metrics"] == {"ms": 2.0, "extra_bytes": 64}
     assert record["others"][0]["implementation"] == "dense"

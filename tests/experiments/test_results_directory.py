@@ -17,8 +17,12 @@ def planned(row: str, seed: int = 0) -> PlannedRow:
 PLAN = replace(plan_of("comparison", []), rows=(planned("a"), planned("b")))
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_what_is_written_is_read_and_nothing_before(tmp_path):
     results = ResultsDirectory(tmp_path / "new")
+    assert not results.is_finished("a-0")
+    assert (results.record("a-0"), results.plan("comparison")) == (None, None)
+    assert (results.records(), results.plans()) == ({}, {})
+    assert not (tmp_path / "new").exists()
     results.write_record("a-0", {"id": "a-0", "metrics": {"psnr": float("nan"), "l1": 0.5}})
     results.write_plan(PLAN)
     results.write_pictures("a-0", {"usage": b"png"})
@@ -26,14 +30,6 @@ def test_what_is_written_is_read(tmp_path):
     assert results.records().keys() == {"a-0"}
     assert results.plans() == {"comparison": PLAN}
     assert (results.pictures("a-0") / "usage.png").read_bytes() == b"png"
-
-
-def test_nothing_is_there_before_something_is_written(tmp_path):
-    results = ResultsDirectory(tmp_path / "new")
-    assert not results.is_finished("a-0")
-    assert (results.record("a-0"), results.plan("comparison")) == (None, None)
-    assert (results.records(), results.plans()) == ({}, {})
-    assert not (tmp_path / "new").exists()
 
 
 def test_merged_plans_have_the_rows_of_both_with_seeds_together():

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cheap_inception import FEATURES, CheapInception
+from leftovers import NO_TENSORBOARD
 from PIL import Image
 
 from lgq.data import FolderDataset
@@ -22,8 +22,6 @@ from lgq.experiments.tasks import CostTask, Scale, named_scale
 from lgq.metrics.metric_networks import MetricNetworks
 
 SMOKE = named_scale("smoke")
-NO_BOARD = SimpleNamespace(add_scalar=lambda *_: None, flush=lambda: None, close=lambda: None)
-NO_TENSORBOARD = SimpleNamespace(SummaryWriter=lambda *_, **__: NO_BOARD)
 UNLIKE = ("seconds", "environment", "command")
 """Parts of a record that differ between machines and calls."""
 

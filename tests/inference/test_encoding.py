@@ -106,16 +106,15 @@ def test_encoded_and_decoded_images_are_the_tokenizers_own(tmp_path, photos, set
         torch.testing.assert_close(decoded, as_stored(tokenizer.decode(tokens)[0]))
 
 
-def test_labels_classes_and_the_tokenizer_come_with_the_tokens(encoded, tokenizer):
+def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(
+    tmp_path, photos, tokenizer, encoded
+):
+    again = encode(build().train(), photos, tmp_path, workers=1, shard_size=4)
     dataset = TokenDataset(encoded)
     assert dataset.classes == ("Katze", "犬")
     assert [item.label for item in dataset] == [0, 0, None, None, 1, 1, 1]
     assert dataset.encoding.fingerprint == tokenizer.fingerprint() == tokenizer_of(dataset).fingerprint()
-
-
-def test_neither_workers_nor_train_mode_nor_the_shards_change_the_tokens(tmp_path, photos, encoded):
-    again = encode(build().train(), photos, tmp_path, workers=1, shard_size=4)
-    for item, expected in zip(again, TokenDataset(encoded), strict=True):
+    for item, expected in zip(again, dataset, strict=True):
         assert torch.equal(item.tokens, expected.tokens)
         assert item[1:] == expected[1:]
 
@@ -214,16 +213,12 @@ def test_another_tokenizer_or_a_run_in_its_place_is_spared(tmp_path, photos, tok
 
 
 def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, photos, tokenizer, encoded):
-    encode(tokenizer, photos, tmp_path)
+    dataset = encode(tokenizer, photos, tmp_path)
     shutil.rmtree(tmp_path / "tokenizer")
     with pytest.raises(TokenError, match=r"holds no tokenizer/.*encode again"):
-        tokenizer_of(TokenDataset(tmp_path))
+        tokenizer_of(dataset)
     encode(tokenizer, photos, tmp_path)
     assert contents(tmp_path) == contents(encoded)
-
-
-def test_another_tokenizer_beside_tokens_is_refused(tmp_path, photos, tokenizer):
-    dataset = encode(tokenizer, photos, tmp_path)
     build(seed=1).save_pretrained(tmp_path / "tokenizer")
     with pytest.raises(TokenError, match="holds tokens of tokenizer"):
         tokenizer_of(dataset)

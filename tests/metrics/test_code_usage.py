@@ -43,11 +43,16 @@ def test_top_percent_is_one_in_a_hundred_rounded_up():
     assert usage.top_percent_mass == pytest.approx(expected)
 
 
-def test_no_tokens_give_zeros_not_nan():
+def test_no_tokens_give_zeros_not_nan_and_no_norms_that_do_not_exist():
     summary = CodeUsage.empty(8).summary()
     assert summary["utilization"] == summary["perplexity"] == summary["top_percent_mass"] == 0
     assert summary["dead_codes"] == 8
     assert CodeUsage.empty(1).normalized_entropy == 1
+    assert set(CodeUsage.empty(2).norm_summary(torch.eye(2))) == {"dead_norm_min", "dead_norm_max"}
+    live = CodeUsage(torch.tensor([1, 2])).norm_summary(torch.ones(2, 3))
+    assert set(live) == {"live_norm_min", "live_norm_max"}
+    with pytest.raises(ValueError, match=r"index 10 is outside 0\.\.9"):
+        usage_of([10])
 
 
 def test_norms_are_summarized_for_dead_and_live_codes():
@@ -64,15 +69,3 @@ def test_norms_are_summarized_for_dead_and_live_codes():
         },
         abs=1e-6,
     )
-
-
-def test_norms_that_do_not_exist_are_left_out():
-    live = CodeUsage(torch.tensor([1, 2])).norm_summary(torch.ones(2, 3))
-    assert set(live) == {"live_norm_min", "live_norm_max"}
-    dead = CodeUsage.empty(2).norm_summary(torch.eye(2))
-    assert set(dead) == {"dead_norm_min", "dead_norm_max"}
-
-
-def test_indices_of_no_code_are_refused():
-    with pytest.raises(ValueError, match=r"index 10 is outside 0\.\.9"):
-        usage_of([10])

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 from fuzz.seeds import Trap
 from hypothesis import given
@@ -27,12 +26,6 @@ def gaussian(rows: torch.Tensor) -> Gaussian:
     return Gaussian(rows.mean(0), torch.cov(rows.T).view(rows.shape[1], -1), len(rows))
 
 
-def distance_by_sqrtm(a: Gaussian, b: Gaussian) -> float:
-    root = scipy.linalg.sqrtm(a.covariance.numpy() @ b.covariance.numpy())
-    means = float((a.mean - b.mean).square().sum())
-    return means + float(a.covariance.trace() + b.covariance.trace()) - 2 * np.trace(root).real
-
-
 def distance_by_features(a: torch.Tensor, b: torch.Tensor) -> float:
     """tr (S_a S_b)^½ is the sum of singular values of the product of the centred features."""
     x, y = ((rows - rows.mean(0)).numpy() / np.sqrt(len(rows) - 1) for rows in (a, b))
@@ -48,17 +41,12 @@ def test_diagonal_gaussians_have_the_closed_form(channels):
     assert frechet_distance(mean, a.diag(), mean_ref, b.diag()) == pytest.approx(expected, rel=1e-6, abs=1e-4)
 
 
-@pytest.mark.parametrize("dim", [1, 5, 96])
-def test_full_rank_statistics_agree_with_the_root_of_the_product(dim):
-    a, b = gaussian(features(400, dim, 1)), gaussian(features(500, dim, 2))
-    assert a.distance(b) == pytest.approx(distance_by_sqrtm(a, b), rel=1e-6)
-    assert b.distance(a) == pytest.approx(a.distance(b), rel=1e-9)
-
-
 @pytest.mark.parametrize(("n", "m"), [(20, 30), (30, 20), (20, 300), (300, 20), (2, 40), (300, 400)])
 def test_any_rank_agrees_with_the_singular_values_of_the_features(n, m):
     x, y = features(n, 64, 1), features(m, 64, 2)
-    assert gaussian(x).distance(gaussian(y)) == pytest.approx(distance_by_features(x, y), rel=1e-11)
+    expected = pytest.approx(distance_by_features(x, y), rel=1e-9)
+    assert gaussian(x).distance(gaussian(y)) == expected
+    assert gaussian(y).distance(gaussian(x)) == expected
 
 
 @pytest.mark.parametrize("damage", ["dead", "copied", "tiny"])
@@ -109,7 +97,7 @@ def test_statistics_are_float64_and_a_large_common_value_costs_no_digits(rows):
     np.testing.assert_allclose(statistics.gaussian().covariance, expected, rtol=1e-8)
 
 
-def test_files_keep_every_bit(tmp_path: Path):
+def test_files_keep_every_bit_and_those_of_other_programs_need_no_count(tmp_path: Path):
     saved = gaussian(features(30, 5, 1))
     saved.save(tmp_path / "new" / "reference.npz")
     loaded = Gaussian.load(tmp_path / "new" / "reference.npz")
@@ -119,14 +107,10 @@ def test_files_keep_every_bit(tmp_path: Path):
     assert saved.sha256 != gaussian(features(30, 5, 2)).sha256
     with np.load(tmp_path / "new" / "reference.npz") as arrays:
         assert set(arrays) == {"mu", "sigma", "count"}
-
-
-def test_files_of_other_programs_need_no_count(tmp_path: Path):
-    other = gaussian(features(30, 5, 1))
-    path = tmp_path / "other.npz"
-    np.savez(path, mu=other.mean.float().numpy(), sigma=other.covariance.numpy(), extra=np.ones(3))
-    assert Gaussian.load(path).count is None
-    assert Gaussian.load(path).distance(other) < 1e-6
+    other = tmp_path / "other.npz"
+    np.savez(other, mu=saved.mean.float().numpy(), sigma=saved.covariance.numpy(), extra=np.ones(3))
+    assert Gaussian.load(other).count is None
+    assert Gaussian.load(other).distance(saved) < 1e-6
 
 
 def archive(**arrays: np.ndarray) -> bytes:

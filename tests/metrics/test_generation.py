@@ -202,16 +202,13 @@ def test_too_few_images_are_a_reason(tmp_path, networks, samples, photographs, m
     assert all(f"{fewer} images are too few" in reason for reason in evaluation.absent.values())
 
 
-def test_unreadable_real_images_are_left_out(tmp_path, networks):
+def test_unreadable_real_images_are_left_out_and_progress_counts_all(tmp_path, photos, networks):
     folder = put_pictures(tmp_path / "photos", IMAGES, broken=(2, 5))
     assert reference_of(folder, networks).gaussian.count == IMAGES - 2
     with pytest.raises(DataError, match="none of 2 images can be read"):
         reference_of(put_pictures(tmp_path / "broken", 2, broken=(0, 1)), networks)
     with pytest.raises(StatisticsError, match="at least 2 images, got 1"):
         reference_of(put_pictures(tmp_path / "one", 1), networks)
-
-
-def test_progress_counts_real_images_and_the_images_of_all_seeds(photos, networks):
     counts: list[tuple[int, int]] = []
     options = {"batch_size": 12, "on_progress": lambda *count: counts.append(count)}
     evaluate(reference_of(photos, networks, **options), networks, samples=16, **options)
