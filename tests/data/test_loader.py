@@ -198,22 +198,17 @@ def test_the_reader_can_be_sent_to_a_spawned_worker():
     assert len(pickle.loads(pickle.dumps(reader)).dataset) == len(SampleDataset())
 
 
-def test_a_stopped_stream_leaves_no_worker_behind():
-    batches = ImageLoader(Memory(5), replace(SMALL, workers=2)).stream()
-    next(batches)
-    assert len(active_children()) == 2
-    batches.close()
-    assert active_children() == []
-
-
-def test_an_interrupt_does_not_take_the_workers_away():
+def test_an_interrupt_does_not_take_the_workers_away_and_the_end_of_the_stream_does():
     dataset = Memory(9)
     batches = ImageLoader(dataset, replace(SMALL, workers=2)).stream()
     read = [next(batches) for _ in range(2)]
+    assert len(active_children()) == 2
     for worker in active_children():
         os.kill(worker.pid, signal.SIGINT)
     read += [next(batches) for _ in range(20)]
     assert_same(read, stream(dataset, batches=22))
+    batches.close()
+    assert active_children() == []
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,8 @@ def test_broken_images_are_left_out_and_named_once(tmp_path, caplog):
     assert sorted(batches[0].names) == [f"a.tar/{i}.png" for i in (0, 2, 3, 5)]
     assert set(loader.broken) == {"a.tar/1.png", "a.tar/4.png"}
     assert len(caplog.records) == 2
-
-
-def test_a_stream_of_broken_images_alone_ends_in_one_line(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [(f"{i}.png", b"damaged") for i in range(3)])
-    with pytest.raises(DataError, match=r"none of 3 images of a reader can be read in .*a\.tar/\d\.png"):
+    path = write_tar(tmp_path / "b.tar", [(f"{i}.png", b"damaged") for i in range(3)])
+    with pytest.raises(DataError, match=r"none of 3 images of a reader can be read in .*b\.tar/\d\.png"):
         stream(open_dataset(f"pipe:cat {path}"), batches=1)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -89,27 +90,23 @@ def test_more_seeds_are_more_rows_of_the_same_table_and_show_the_images_that_wer
     assert len({record["fingerprint"] for record in records}) == 2
 
 
-def test_a_row_that_another_process_holds_is_left_to_it(images, out, caplog):
+@pytest.mark.parametrize("released", [False, True])
+def test_a_row_that_another_process_holds_is_taken_at_the_end_or_left_to_it(released, images, out, caplog):
     caplog.set_level("INFO", logger="lgq")
     first = next(iter(plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows))
-    with directory_lock(ResultsDirectory(out).lock(first.id)):
-        outcome = run_tiny("logits", images, out)
-    assert (outcome.busy, outcome.new_rows, outcome.exit_code) == ([first.id], 1, INTERRUPTED)
+    with ExitStack() as lock:
+        lock.enter_context(directory_lock(ResultsDirectory(out).lock(first.id)))
+
+        def draw_other_row(*_, **__):
+            if released:
+                lock.close()
+            return {}
+
+        outcome = run_tiny("logits", images, out, draw=draw_other_row)
+    expected = ([], 2, 0) if released else ([first.id], 1, INTERRUPTED)
+    assert (outcome.busy, outcome.new_rows, outcome.exit_code) == expected
     assert "left to another process" in caplog.text
     assert run_tiny("logits", images, out).exit_code == 0
-
-
-def test_a_row_that_another_process_releases_is_taken_at_the_end(images, out):
-    first = next(iter(plan_rows(EXPERIMENTS["logits"], SMOKE, sources_of(images), out).rows))
-    lock = directory_lock(ResultsDirectory(out).lock(first.id))
-    lock.__enter__()
-
-    def draw(study, **_):
-        lock.__exit__(None, None, None)
-        return {}
-
-    outcome = run_tiny("logits", images, out, draw=draw)
-    assert (outcome.busy, outcome.new_rows, outcome.exit_code) == ([], 2, 0)
 
 
 def test_a_row_that_diverges_is_recorded_and_the_others_go_on(images, out):
