@@ -10,7 +10,7 @@ Under torchrun each process takes a share of the images, and the result is that 
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -97,15 +97,13 @@ class TokenizerQuality:
     def over_ranks(self) -> "TokenizerQuality":
         """Return the metrics of all processes."""
         reference = self.reference
-        return TokenizerQuality(
-            self.networks,
-            self.usage.over_ranks(),
-            self.features and self.features.over_ranks(),
-            reference if self.reference_is_given else reference and reference.over_ranks(),
-            self.reference_is_given,
-            self.feature_images,
-            self.pixels.over_ranks(),
-            sum_over_ranks(self.lpips_sum),
+        return replace(
+            self,
+            usage=self.usage.over_ranks(),
+            features=self.features and self.features.over_ranks(),
+            reference=reference if self.reference_is_given else reference and reference.over_ranks(),
+            pixels=self.pixels.over_ranks(),
+            lpips_sum=sum_over_ranks(self.lpips_sum),
         )
 
     def metrics(self) -> dict[str, float]:

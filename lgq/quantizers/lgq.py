@@ -112,6 +112,7 @@ class LGQ(DataInitQuantizer):
         return Quantized(output, indices, loss + self.latent_weight * F.mse_loss(output, z))
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
+        """S sum_k usage_k^2: smallest where the batch uses all codes alike."""
         if self.sync_usage and self.training:
             all_tokens = sum_over_ranks(usage.new_full((), tokens))
             usage = sum_over_ranks(usage * tokens) / all_tokens.clamp_min(1)

@@ -1,7 +1,7 @@
 """The training loop: resume, train, validate, save checkpoints, and stop for a reason.
 
-Whatever ends a process, the same call continues its run. Steps are optimizer steps, counted from 0: "after
-step n" means that n of them are done.
+The same call continues a run from its newest whole checkpoint: a signal makes it write one, a kill loses the
+steps since the last. Steps are optimizer steps, counted from 0: "after step n" means that n are done.
 """
 
 import dataclasses
