@@ -194,18 +194,15 @@ def test_other_data_and_other_directories_are_refused(photos, tmp_path):
         shard(FolderDataset(photos), tmp_path / "out")
 
 
-def test_images_of_which_none_can_be_stored_leave_no_shard(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [("a.png", b"damaged"), ("b.png", b"")])
-    with pytest.raises(DataError, match=r"none of 2 images of .* can be stored, such as a\.tar/a\.png"):
-        shard(ShardDataset([path]), tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.tar*"))
-
-
-def test_settings_that_make_no_shard_are_refused(photos, tmp_path):
+def test_settings_that_make_no_shard_and_images_that_cannot_be_stored_leave_none(tmp_path):
+    data = ShardDataset([write_tar(tmp_path / "a.tar", [("a.png", b"damaged"), ("b.png", b"")])])
     for settings in ({"shard_size": 0}, {"shard_bytes": 0}, {"seed": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))} must be at least"):
-            shard(FolderDataset(photos), tmp_path / "out", **settings)
+            shard(data, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match=r"none of 2 images of .* can be stored, such as a\.tar/a\.png"):
+        shard(data, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar*"))
 
 
 @pytest.mark.parametrize(

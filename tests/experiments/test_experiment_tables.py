@@ -123,11 +123,14 @@ def test_every_quantizer_is_searched_with_every_setting_and_the_scales_own_is_am
     assert (own.loss.l1, own.learning_rate, own.quantizer) in searched
 
 
-def test_ablations_have_the_papers_budget():
+def test_ablations_have_the_papers_budget_and_scaled_diversity_more_codes_than_tokens_of_a_batch():
     for task in tasks("regularizers") + tasks("temperature"):
         # 50,000 images for ten epochs, 32 per step.
         assert (task.images, task.steps, task.run.codebook_size) == (50_000, 15_625, 16_384)
     assert [task.run.quantizer_options for task in tasks("logits")] == [{"score": "l2"}, {"score": "dot"}]
+    runs = [task.run for task in tasks("variants", POCKET)]
+    (scaled,) = (run for run in runs if "diversity_scale" in run.quantizer_options)
+    assert scaled.codebook_size > POCKET.tokenizer.batch_size * (64 // 8) ** 2
 
 
 def test_scaling_generation_and_cost_have_the_papers_rows():
@@ -141,13 +144,6 @@ def test_scaling_generation_and_cost_have_the_papers_rows():
     timed, k = {(task.quantizer, task.codebook_size) for task in tasks("cost")}, 16_384
     assert timed >= {*product(QUANTIZERS, (k, 4 * k)), ("ibq", 16 * k), ("lgq", k // 4), ("lgq", 16 * k)}
     assert {(task.tokens, task.settings()["dim"]) for task in tasks("cost")} == {(32 * 256, 64)}
-
-
-def test_diversity_scaled_by_tokens_is_tried_with_more_codes_than_tokens_of_a_batch():
-    (scaled,) = (
-        task for task in tasks("variants", POCKET) if "diversity_scale" in task.run.quantizer_options
-    )
-    assert scaled.run.codebook_size > POCKET.tokenizer.batch_size * (64 // 8) ** 2
 
 
 def test_equal_settings_are_one_run_whichever_table_asks(images):

@@ -127,24 +127,20 @@ def test_what_cannot_be_counted_is_absent_with_the_reason(photos, monkeypatch):
     assert "counted up to 63 codes" in many.absent["cooccurrence_density"]
 
 
-def test_progress_counts_images_and_broken_ones_are_left_out(photos, tmp_path):
-    for path in photos.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+def test_progress_counts_images_broken_ones_are_left_out_and_bad_settings_refused(photos, tmp_path):
     (tmp_path / "3.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="none of 1 images can be read"):
+        study(tmp_path, tokenizer_of())
+    for path in set(photos.iterdir()) - {photos / "3.png"}:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     counts: list[tuple[int, int]] = []
     result = study(tmp_path, tokenizer_of(), on_progress=lambda *count: counts.append(count))
     assert counts == [(3, IMAGES), (6, IMAGES), (IMAGES, IMAGES)]
     assert result.images == IMAGES - 1
-
-
-def test_bad_settings_are_refused_by_name(photos, tmp_path):
     with pytest.raises(ValueError, match=r"must be multiples of 2, got 7 x 7"):
         study_codebook(tokenizer_of(), FolderDataset(photos), image_size=7)
     with pytest.raises(ValueError, match=r"stage must lie in 0\.\.0.*got 1"):
         study(photos, tokenizer_of(), stage=1)
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of 1 images can be read"):
-        study(tmp_path, tokenizer_of())
 
 
 @pytest.mark.parametrize(
