@@ -8,12 +8,7 @@ from typing import Any
 Progress = Callable[[int, int], None]
 """Called with the work done and the work in all, in images or bytes."""
 
-_SHOWN = {
-    "loss": "loss {:.4f}",
-    "nll": "NLL {:.3f}",
-    "psnr": "{:.2f} dB",
-    "utilization": "{:.1%} used",
-}
+_SHOWN = {"loss": "loss {:.4f}", "nll": "NLL {:.3f}", "psnr": "{:.2f} dB", "utilization": "{:.1%} used"}
 """Values that a training's bar shows, and their formats."""
 
 

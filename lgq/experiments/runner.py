@@ -17,14 +17,7 @@ from pathlib import Path
 import torch
 
 from lgq.distributed import broadcast_from_first, join_processes, rank
-from lgq.experiments.plan import (
-    Estimate,
-    Images,
-    PlannedExperiment,
-    estimate_rows,
-    open_sources,
-    plan_rows,
-)
+from lgq.experiments.plan import Estimate, Images, PlannedExperiment, estimate_rows, open_sources, plan_rows
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.tables import named_experiment

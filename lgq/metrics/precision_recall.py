@@ -33,10 +33,7 @@ def precision_recall(
         distances = _squared_distances(x[rows], y)
         precise.append((distances <= y_radii).any(1))
         recalled |= (distances <= x_radii[rows, None]).any(0)
-    return {
-        "precision": float(torch.cat(precise).double().mean()),
-        "recall": float(recalled.double().mean()),
-    }
+    return {"precision": float(torch.cat(precise).double().mean()), "recall": float(recalled.double().mean())}
 
 
 def _squared_radii(x: Float64[Tensor, "n d"], neighbours: int) -> Float64[Tensor, " n"]:

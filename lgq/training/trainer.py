@@ -94,14 +94,7 @@ class Trainer(ABC):
     best_by: str
     """Name of the validation metric whose lowest value selects the best weights."""
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        model: nn.Module,
-        loader: Loader,
-        out: Path,
-        device: torch.device,
-    ):
+    def __init__(self, run: TrainingRun, model: nn.Module, loader: Loader, out: Path, device: torch.device):
         self.run, self.model, self.out, self.device = run, model, out, device
         self.batch_names: list[str] = []
         """Names of the images that this rank saw in the last step."""
