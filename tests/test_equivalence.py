@@ -3,7 +3,6 @@
 For the others, the difference is that of the formula in docs/scaling.md.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,37 +152,29 @@ def run_named(name: str) -> TokenizerRun:
 
 
 def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
-    """Gradients of the first step and final state of a training with each quantizer."""
+    """Gradient of the first step, as one vector, and final state of a training with each quantizer."""
     data, results = FolderDataset(photos), {}
+    recorded: list[Tensor] = []
+
+    def record(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        recorded.append(torch.cat([gradient.flatten() for gradient in gradients]).double())
+
     for name in (*QUANTIZERS, SYNCED, WITH_GAN):
         run = replace(run_named(name), batch_size=batches * RUN.batch_size, accumulate=accumulate)
         training = TokenizerTrainer(run, data, data, out)
-        recorded: list[dict[int, Tensor]] = []
-        hook = register_optimizer_step_pre_hook(_recording(recorded))
+        recorded.clear()
+        hook = register_optimizer_step_pre_hook(record)
         for step in range(STEPS):
             training.train_step(step)
         hook.remove()
-        models = {"tokenizer": training.tokenizer, "discriminator": training.discriminator}
-        names = {
-            id(parameter): f"{part}.{parameter_name}"
-            for part, model in models.items()
-            if model is not None
-            for parameter_name, parameter in model.named_parameters()
-        }
-        first_step = recorded[: len(recorded) // STEPS]
-        gradients = [{names[key]: value for key, value in grads.items()} for grads in first_step]
         state = training.tokenizer.state_dict()
         tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        results[name] = {"gradients": gradients, "state": tensors}
+        # With a discriminator, whose gradients come second, they are its own.
+        results[name] = {"gradient": recorded[len(recorded) // STEPS - 1], "state": tensors}
     return results
-
-
-def _recording(recorded: list[dict[int, Tensor]]) -> Callable[..., None]:
-    def record(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        recorded.append({id(p): p.grad.clone() for p in parameters if p.grad is not None})
-
-    return record
 
 
 @pytest.fixture(scope="module")
@@ -200,12 +191,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
 
 
 def distance(trained: dict[str, list[dict]], group: str, name: str) -> float:
-    """Relative distance of all gradients of the first step, as one vector, from those of two processes."""
-    # With a discriminator, whose gradients come second, they are its own.
-    two, other = (trained[key][0][name]["gradients"][-1] for key in ("two", group))
-    assert two.keys() == other.keys()
-    flat = [torch.cat([grads[key].flatten() for key in sorted(grads)]).double() for grads in (two, other)]
-    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+    """Relative distance of the gradient of the first step from that of two processes."""
+    two, other = (trained[key][0][name]["gradient"] for key in ("two", group))
+    return float((two - other).norm() / other.norm())
 
 
 ROUNDING = 1e-5

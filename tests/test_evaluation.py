@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from cheap_inception import put_pictures, use_cheap_networks
+from fuzz.seeds import BACKBONE
 from process_groups import on_processes
 from token_sets import write_tokens
 
@@ -17,11 +18,9 @@ from lgq.distributed import world_size
 from lgq.evaluation import best_median_worst
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore
-from lgq.models.autoencoder import Backbone
 from lgq.models.transformer import TransformerSettings
 from lgq.results import read_results
 
-TINY = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
 SIDE, CODES, CLASSES = 8, 6, ("cat", "dog")
 FAST: dict[str, Any] = {"batch_size": 4, "workers": 0}
 
@@ -33,7 +32,7 @@ def networks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MetricNetworks:
 
 def build() -> Tokenizer:
     torch.manual_seed(0)
-    return Tokenizer(TINY, codebook_size=CODES)
+    return Tokenizer(BACKBONE, codebook_size=CODES)
 
 
 def build_generator() -> MaskGIT:
