@@ -73,3 +73,9 @@ def test_every_file_name_is_its_own():
     commands = (ROOT / "cli", ROOT / "bench")
     names = Counter(path.name for path in SOURCES if path.parent not in commands)
     assert {name for name, count in names.items() if count > 1} <= {"__init__.py", "base.py"}
+
+
+def test_every_test_file_has_a_name_of_its_own():
+    """Because pytest imports test files by their base names."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert {name for name, count in names.items() if count > 1} == set()
