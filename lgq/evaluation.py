@@ -205,7 +205,7 @@ def _output_directory(source: Source, out: str | Path | None) -> Path | None:
     elif Path(source).is_dir():
         directory = run_directory_of(source) / "evaluation"
     else:
-        raise LGQError(f"{source} is not on this machine: give `out`, a directory for record and pictures.")
+        raise LGQError(f"there is no directory {source}: a model on the Hub needs `out`, for its record.")
     require_writable(directory)
     return directory
 

@@ -89,7 +89,7 @@ def index(request: pytest.FixtureRequest, cached: Path, monkeypatch: pytest.Monk
     for weight_set in tiny_sets(archive):
         monkeypatch.setitem(SETS, weight_set.name, weight_set)
     index = Index(archive)
-    monkeypatch.setattr("lgq.weights.cache.download", index)
+    monkeypatch.setattr("lgq.weights.download.download", index)
     return index
 
 

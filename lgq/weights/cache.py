@@ -19,7 +19,6 @@ from torch import Tensor
 from lgq.files import DamagedFileError, Fingerprint, make_directory, sync_directory, write_new_file
 from lgq.progress import Progress, unwatched
 from lgq.weights.convert import WeightsError
-from lgq.weights.download import download, read_member
 from lgq.weights.registry import SETS, Archive, WeightSet, weight_set
 
 CACHE_VARIABLE = "LGQ_CACHE"
@@ -64,6 +63,8 @@ def fetch(name: str, on_progress: Progress = unwatched) -> bool:
         raise WeightsError(f"{name} cannot be fetched: {weights.command}.")
     if _state(weights) == "here":
         return False
+    from lgq.weights.download import download  # most commands never fetch
+
     with _workspace() as work:
         path = download(weights.archive, work, on_progress)
         _store_members(weights.archive, _verified(path, weights.archive.fingerprint), work)
@@ -132,6 +133,8 @@ def _workspace() -> Iterator[Path]:
 
 
 def _store_members(archive: Archive, data: bytes, work: Path) -> list[str]:
+    from lgq.weights.download import read_member
+
     members = [weights for weights in SETS.values() if weights.archive == archive]
     for weights in members:
         published = read_member(data, weights.member, weights.fingerprint)
