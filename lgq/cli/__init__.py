@@ -55,7 +55,7 @@ class Command(Protocol):
 
 
 class Entry(NamedTuple):
-    """Where a command is, and what `lgq --help` says about it."""
+    """Module and class of a command, and its line in `lgq --help`."""
 
     module: str
     class_name: str

@@ -25,7 +25,7 @@ class _Draws:
     generator: Generator
     """Run directory of a generator, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     out: Path
-    """Where to write the images."""
+    """Path of the images that are written."""
     batch_size: int = SAMPLING_BATCH
     """Images per batch; a different batch size draws different images."""
     seed: int = 0

@@ -47,7 +47,7 @@ class CodeAtlas:
     """
 
     places: Int64[Tensor, "k m"]
-    """Where each patch appeared, in order; the largest integer marks a free slot."""
+    """Position of each patch in the data set, in ascending order; the largest integer marks a free slot."""
     patches: UInt8[Tensor, "k m 3 f f"]
 
     @classmethod

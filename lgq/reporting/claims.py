@@ -383,7 +383,7 @@ class Claim:
 
     id: str
     source: str
-    """Where the paper makes it: part and label."""
+    """Part and label of the paper that makes the claim."""
     text: str
     printed: str
     """The paper's own numbers."""
