@@ -46,8 +46,8 @@ lgq COMMAND --help describes a command and its options."""
 class Command(Protocol):
     """A dataclass whose fields are the options.
 
-    A command with a function `named` takes the name of a run before its options; the run's settings are the
-    defaults of its field `settings`.
+    A command with a function `named` takes the name of a run before its options, a settings file as its
+    option `--config`, or both; the settings of that run are the defaults of its field `settings`.
     """
 
     def run(self) -> int:
@@ -72,6 +72,7 @@ COMMANDS = {
     "shard": Entry("images", "Shard", "write images into WebDataset shards", True),
     "train": Entry("train", "Train", "train a tokenizer", True),
     "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
+    "runs": Entry("train", "Runs", "list the named runs"),
     "evaluate": Entry("evaluate", "Evaluate", "measure a tokenizer or a generator"),
     "reconstruct": Entry("images", "Reconstruct", "write images beside their reconstructions"),
     "encode": Entry("images", "Encode", "turn images into tokens", True),
@@ -132,12 +133,14 @@ def parse(words: list[str]) -> Command:
     name = _command_name(words)
     command, words, program = COMMANDS[name].load(), words[len(name.split()) :], f"lgq {name}"
     if hasattr(command, "named"):
-        run_name = ""
+        run_name, file = "", _last_value("--config", words)
         if words and not words[0].startswith("-"):
             run_name, *words = words
-        elif "--help" not in words and "-h" not in words:
-            raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
-        command = _with_defaults(command, command.named(run_name or command.example))
+        elif file is None and "--help" not in words and "-h" not in words:
+            rule = "needs the name of a run before its options, or a --config FILE"
+            raise LGQError(f"{program} {rule}: see {program} --help.")
+        named = command.named(run_name or (command.example if file is None else None), file)
+        command = _with_defaults(command, named)
         program = f"{program} {run_name or 'NAME'}"
     explanation = io.StringIO()
     try:
@@ -170,6 +173,16 @@ def _command_name(words: list[str]) -> str:
     given = " ".join(words[:2]) if asked in groups else asked
     hint = _hint(difflib.get_close_matches(given, COMMANDS))
     raise LGQError(f"unknown command {given!r}: {hint}lgq --help.")
+
+
+def _last_value(option: str, words: list[str]) -> str | None:
+    """Return the value of an option before all are parsed."""
+    spelled = [word for word in words if word == option or word.startswith(f"{option}=")]
+    if not spelled:
+        return None
+    _, equals, value = spelled[-1].partition("=")
+    following = words[len(words) - words[::-1].index(spelled[-1]) :]
+    return value if equals else next(iter(following), None)
 
 
 def _with_defaults(command: Any, settings: Any) -> type[Any]:

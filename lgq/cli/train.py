@@ -9,7 +9,7 @@ import tyro
 from lgq.cli.console import key_values, say, show
 from lgq.config import to_json
 from lgq.files import json_bytes
-from lgq.runs import named_generator, named_run
+from lgq.runs import NamedRun, named_generator, named_generators, named_run, named_tokenizers, read_run
 from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
 from lgq.training.settings import GeneratorRun, LoopSettings, TokenizerRun
@@ -37,8 +37,8 @@ Next (after `make demo`, lgq is .venv/bin/lgq):
 class Train:
     """Train a tokenizer into a run directory; the same command continues a run that was stopped.
 
-    NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ... Its settings are
-    the defaults of the options.
+    NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ...; `lgq runs` lists
+    them. Its settings are the defaults of the options. More --steps extend a run.
     """
 
     example: ClassVar[str] = "pocket-lgq"
@@ -50,14 +50,23 @@ class Train:
     """The run directory."""
     val_data: str | None = None
     """Images to validate on, not a stream; by default the centre crops of the training images."""
+    start_from: str | None = None
+    """Begin a new run with the weights of a tokenizer: a run directory, a directory that save_pretrained
+    wrote, or owner/name on the Hugging Face Hub. With another quantizer, its encoder and decoder."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    config: Path | None = None
+    """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
+    --dry-run prints, or config.json of a run directory. Options replace its fields."""
     dry_run: bool = False
-    """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
+    """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
-    named = staticmethod(named_run)
+    @staticmethod
+    def named(name: str | None, file: str | None) -> TokenizerRun:
+        base = None if name is None else named_run(name)
+        return base if base and file is None else read_run(TokenizerRun, file or "", base)
 
     def run(self) -> int:
         if self.dry_run:
@@ -66,7 +75,8 @@ class Train:
             return _show(tokenizer_footprint(self.settings, self.data))
         from lgq.training.tokenizer_trainer import train
 
-        outcome = train(self.settings, self.data, self.out, val_data=self.val_data, resume=self.resume)
+        sources: Any = {"val_data": self.val_data, "start_from": self.start_from}
+        outcome = train(self.settings, self.data, self.out, **sources, resume=self.resume)
         return _ended(outcome, self.out)
 
 
@@ -74,7 +84,8 @@ class Train:
 class TrainGenerator:
     """Train a MaskGIT on the tokens of `lgq encode`; the same command continues a run that was stopped.
 
-    NAME is a scale: pocket or imagenet256. Its settings are the defaults of the options.
+    NAME is a scale: pocket or imagenet256. Its settings are the defaults of the options. More --steps extend
+    a run.
     """
 
     example: ClassVar[str] = "pocket"
@@ -88,14 +99,23 @@ class TrainGenerator:
     tokenizer: str | None = None
     """The tokenizer that made the tokens, where their directory has no copy of it: a run directory, or
     whatever `encode` was given."""
+    start_from: str | None = None
+    """Begin a new run with the weights of a generator: a run directory, a directory that save_pretrained
+    wrote, or owner/name on the Hugging Face Hub."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    config: Path | None = None
+    """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
+    --dry-run prints, or config.json of a run directory. Options replace its fields."""
     dry_run: bool = False
-    """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
+    """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
-    named = staticmethod(named_generator)
+    @staticmethod
+    def named(name: str | None, file: str | None) -> GeneratorRun:
+        base = None if name is None else named_generator(name)
+        return base if base and file is None else read_run(GeneratorRun, file or "", base)
 
     def run(self) -> int:
         sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
@@ -105,8 +125,21 @@ class TrainGenerator:
             return _show(generator_footprint(self.settings, self.tokens, **sources))
         from lgq.training.generator_trainer import train_generator
 
-        outcome = train_generator(self.settings, self.tokens, self.out, **sources, resume=self.resume)
+        sources |= {"start_from": self.start_from, "resume": self.resume}
+        outcome = train_generator(self.settings, self.tokens, self.out, **sources)
         return _ended(outcome, self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """List the named runs: quantizer, images, tokens, codes, steps, and on what hardware each is for."""
+
+    def run(self) -> int:
+        show("tokenizers, for lgq train NAME")
+        show(_table("quantizer", named_tokenizers()))
+        show("\ngenerators on the tokens of those tokenizers, for lgq train-generator NAME")
+        show(_table("generator", named_generators()))
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +165,42 @@ class Demo:
         return 0
 
 
+def _table(method: str, runs: list[NamedRun]) -> str:
+    """Return a line per run, with columns of equal width, whatever the width of the terminal."""
+    rows = [("name", method, "pixels", "tokens", "codes", "steps", "")]
+    rows += [
+        (
+            run.name,
+            run.method,
+            f"{run.image_size} x {run.image_size}",
+            f"{run.side} x {run.side}",
+            f"{run.codes:,}",
+            f"{run.steps:,}",
+            run.purpose,
+        )
+        for run in runs
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def _ended(outcome: Outcome, out: Path) -> int:
     """Say how a training ended; returns its exit code."""
-    best = "" if outcome.best is None else f"; best score {outcome.best:.4g} at step {outcome.best_step:,}"
+    best = ""
+    if outcome.best is not None:
+        best = f"; best {outcome.best_by} {outcome.best:.4g} at step {outcome.best_step:,}"
     say(f"{_ENDINGS[outcome.reason].format(step=outcome.step)}{best}: {out}")
     return outcome.exit_code
 
 
 def _show(footprint: Any) -> int:
-    """Print the resolved run, its parameters and an estimate of its memory; returns exit code 0."""
-    print(json_bytes(to_json(footprint.run), indent=2).decode())
+    """Print the resolved run, and say its parameters and an estimate of its memory; returns exit code 0."""
+    # Alone on the output, so that it can go to a file.
+    print(json_bytes(to_json(footprint.run), indent=2).decode(), end="")
     rows = {"images": f"{footprint.images:,}, seen {footprint.epochs:.1f} times by one process"}
     rows |= {f"parameters, {part}": f"{count:,}" for part, count in footprint.parameters.items()}
     rows |= {f"memory, {part}": f"{size / 1e6:,.0f} MB" for part, size in footprint.bytes.items()}
     rows |= {"memory, in all": f"{sum(footprint.bytes.values()) / 1e6:,.0f} MB per process"}
-    show(key_values(rows))
+    show(key_values(rows), on_errors=True)
     return 0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
+HISTORY = "history"
+"""Split of records without values: the weights that the run began with, and changes of its length."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +60,10 @@ class Journal:
 
 @contextmanager
 def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None) -> Iterator[Journal]:
-    """Continue after `step`: records of later steps, which the run will repeat, are dropped first."""
+    """Continue after `step`: what the run will record again is dropped first.
+
+    Those are the records of later steps, and the history of this one.
+    """
     # Takes over a second to import, and only the process that writes needs it.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -84,7 +89,10 @@ def _drop_after(file: Path, step: int) -> None:
     if not file.exists():
         return
     data = file.read_bytes()
-    kept = b"".join(line for line, record in _records(file, data) if record["step"] <= step)
+    # History at a step is written before the next one, so the checkpoint of this step knows none.
+    ends = {True: step - 1, False: step}
+    lines = ((line, record["step"], record.get("split") == HISTORY) for line, record in _records(file, data))
+    kept = b"".join(line for line, when, is_history in lines if when <= ends[is_history])
     if kept != data:
         replace_file(file, kept)
 

@@ -25,7 +25,8 @@ from lgq.files import directory_lock, named_disk_errors, replace_directory
 from lgq.hub import BEST, LAST, seal
 from lgq.progress import training_bar
 from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
-from lgq.training.journal import Journal, WandbTracker, open_journal
+from lgq.training.history import History
+from lgq.training.journal import HISTORY, Journal, WandbTracker, open_journal
 from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
     CHECKPOINTS,
@@ -63,6 +64,8 @@ class Outcome:
     best: float | None
     """Best validation score, the lowest one; None before the first validation."""
     best_step: int | None
+    best_by: str
+    """Name of the metric that is the score."""
 
     @property
     def exit_code(self) -> int:
@@ -135,6 +138,7 @@ def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
         loop = _Loop(trainer)
         loop.resume()
         with _journal(trainer, loop.step) if rank() == 0 else nullcontext() as journal:
+            loop.note_history(journal)
             return loop.train(journal, stop)
 
 
@@ -153,7 +157,7 @@ def _lost_workers_named() -> Iterator[None]:
 @contextmanager
 def _journal(trainer: Trainer, step: int) -> Iterator[Journal]:
     """Write what describes the run, and open its records."""
-    run, config, project = trainer.out, trainer.config(), trainer.run.loop.wandb
+    run, config, project = trainer.out, trainer.described(), trainer.run.loop.wandb
     describe_run(run, config)
     with ExitStack() as stack:
         with named_disk_errors(run):
@@ -188,7 +192,10 @@ class _Loop:
         if path is None:
             return
         state = self.checkpoints.load(path)
-        require_same_settings(self.run, state["config"], self.trainer.config())
+        saved, scored = state["config"], state["best"]["score"] is not None
+        require_same_settings(self.run, saved, self.trainer.config(), validated=scored)
+        lengths = {"planned": saved["loop"]["steps"], "steps": self.settings.steps}
+        self.trainer.history = History.of(saved).extended(self.run, step=state["step"], **lengths)
         self.trainer.load_state(state["trainer"])
         self.step, self.best = state["step"], Best(**state["best"])
         self.saved_step, self._seconds = self.step, state["seconds"]
@@ -201,6 +208,13 @@ class _Loop:
             warning = "%s was saved by %d processes and continues with %d: its random numbers change"
             _log.warning(warning, path, ranks, world_size())
         _log.info("resumed %s after step %d", path, self.step)
+        for extension in self.trainer.history.extensions_at(self.step):
+            _log.info("%s", extension)
+
+    def note_history(self, journal: Journal | None) -> None:
+        """Record the weights that the run begins with, or that its length has changed here."""
+        for note in self.trainer.history.notes_at(self.step):
+            self._record(journal, HISTORY, {}, **note)
 
     def train(self, journal: Journal | None, stop: StopRequest) -> Outcome:
         settings, pace = self.settings, self.trainer.run.images_per_step(world_size())
@@ -225,7 +239,8 @@ class _Loop:
                 bar.advance(self.step)
         # The first rank still publishes: where one process ends, schedulers end the others.
         _count_ranks(False)
-        return Outcome(reason=reason, step=self.step, best=self.best.score, best_step=self.best.step)
+        best, best_by = self.best, self.trainer.best_by
+        return Outcome(reason=reason, step=self.step, best=best.score, best_step=best.step, best_by=best_by)
 
     def _train_step(self) -> dict[str, Tensor]:
         try:
@@ -273,7 +288,7 @@ class _Loop:
                 "step": self.step,
                 "seconds": self.seconds,
                 "best": dataclasses.asdict(self.best),
-                "config": self.trainer.config(),
+                "config": self.trainer.described(),
                 "trainer": self.trainer.state(),
             }
         self.checkpoints.save(self.step, state)

@@ -19,9 +19,11 @@ from lgq.checks import require_one_of
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.files import named_disk_errors, replace_json
-from lgq.hub import CONFIG, ENVIRONMENT
+from lgq.hub import CONFIG, ENVIRONMENT, HubModel, run_settings
 from lgq.models.sampling import Sampling
 from lgq.training.checkpoint import Checkpoints
+from lgq.training.history import HISTORY_FIELDS, History, source_name
+from lgq.training.settings import LoopSettings
 
 CHECKPOINTS, IMAGES = "checkpoints", "images"
 
@@ -31,12 +33,22 @@ Resume = Literal["auto", "never", "must"]
 FREE_SETTINGS = frozenset(
     {"workers", "data.source", "validation_data.source", "tokens.source", "validation_tokens.source"}
     | {"sample_images", *(f"sampling.{field.name}" for field in fields(Sampling))}
-    | {f"loop.{name}" for name in ("epochs", "log_every", "checkpoint_every", "keep", "patience", "minutes")}
-    | {"loop.wandb"}
+    | {f"loop.{field.name}" for field in fields(LoopSettings)}
 )
-"""Settings that may change when a run resumes, because the weights of a step do not depend on them. Those
-that `loop.epochs` would change are in `loop.steps`, to which it is resolved."""
+"""Settings that may change when a run resumes, because the weights of a step do not depend on them. Those of
+the loop say when a run logs, validates, saves and ends; a change of `loop.steps`, on which the schedules
+depend, becomes a part of the run's history."""
 
+_VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data", "validation_tokens")
+"""Settings of validations, which may change until there is a score that later ones are compared with."""
+_SOURCES = {
+    "data": "--data",
+    "validation_data": "--val-data",
+    "tokens": "--tokens",
+    "validation_tokens": "--val-tokens",
+    "quantizer_options": "--quantizer-options",
+}
+"""Options behind the sections of config.json that have no options of their own."""
 _MISSING = "nothing"
 
 
@@ -54,17 +66,54 @@ def require_resumable(run: Path, resume: Resume) -> None:
         raise LGQError(f"{run} holds no run to resume: check the path, or start one with resume=auto.")
 
 
-def require_same_settings(run: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuse to resume with settings that change the run's weights; the error names those that differ."""
+def takes_weights(run: Path, source: HubModel | str | Path | None) -> bool:
+    """Tell whether a run in this directory is about to begin with the weights of `source`.
+
+    A resumed run has its own, so that the source need not exist any more; it is refused if it began with
+    others.
+    """
+    if source is None or not Checkpoints(run / CHECKPOINTS).paths():
+        return source is not None
+    begun = History.of(run_settings(run) or {}).start_from
+    if begun is None or not begun.is_of(source):
+        was = "the random weights of its seed" if begun is None else begun.source
+        raise LGQError(
+            f"{run} began with other weights: --start-from (was {was}, now {source_name(source)}); leave "
+            "--start-from out to continue this run, or choose another --out for a new one."
+        )
+    return False
+
+
+def require_same_settings(
+    run: Path, saved: dict[str, Any], current: dict[str, Any], *, validated: bool
+) -> None:
+    """Refuse to resume with settings that change the run's weights; the error names the options that differ.
+
+    validated: whether the run has a best score, with which later ones are compared.
+    """
     before, now = _by_path(saved), _by_path(current)
     differences = [
-        f"{path} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"{_option(path, saved)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING)
+        and path.split(".")[0] not in (HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
     ]
     if differences:
-        way_out = "resume with the old settings, or choose another directory"
-        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {way_out}.")
+        ways_out = (
+            "run with the old values, choose another --out for a new run, or begin that one with the weights "
+            f"of this one: --start-from {run}"
+        )
+        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
+
+
+def _option(path: str, config: dict[str, Any]) -> str:
+    """Return how a setting of config.json is written on the command line."""
+    section, _, name = path.partition(".")
+    if section in _SOURCES:
+        return f"{_SOURCES[section]} {name}"
+    if path == "image_size" and config.get("kind") == "generator":
+        return "--tokens image_size"
+    return f"--{path.removeprefix('loop.').replace('_', '-')}"
 
 
 def describe_run(run: Path, config: dict[str, Any]) -> None:

@@ -24,10 +24,11 @@ from lgq.metrics.code_usage import learned_codebook
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.tokenizer import Tokenized, Tokenizer
+from lgq.training.history import History
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
-from lgq.training.networks import build_metric_networks, build_networks, require_feasible
-from lgq.training.run_directory import Resume
+from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
+from lgq.training.run_directory import Resume, takes_weights
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
 
@@ -42,13 +43,18 @@ def train(
     out: str | Path,
     *,
     val_data: ImageDataset | str | Path | None = None,
+    start_from: Tokenizer | str | Path | None = None,
     resume: Resume = "auto",
 ) -> Outcome:
     """Train a tokenizer into the run directory `out`; the same call continues a run that was stopped.
 
+    A call with more steps extends the run.
+
     run: the settings, such as `lgq.run("pocket-lgq")`.
     data: images to train on: a data set, or what `open_dataset` opens. It may be a stream.
     val_data: images to validate on, no stream; None takes images from the training data.
+    start_from: a tokenizer whose weights a new run begins with, or what `load_tokenizer` loads it from. With
+        another quantizer or number of codes, its encoder and decoder. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
 
@@ -59,7 +65,8 @@ def train(
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run)
     require_random_access(validation_data, "validation (--val-data)")
-    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out))
+    start_from = start_from if takes_weights(Path(out), start_from) else None
+    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")
     return run_loop(trainer, resume)
@@ -70,16 +77,28 @@ def _opened(data: ImageDataset | str | Path) -> ImageDataset:
 
 
 class TokenizerTrainer(Trainer):
-    """A tokenizer in training, with the discriminator where the loss has a GAN term."""
+    """A tokenizer in training, with the discriminator where the loss has a GAN term.
+
+    start_from: a tokenizer whose weights the run begins with, or what `load_tokenizer` loads it from.
+    """
 
     run: TokenizerRun
 
-    def __init__(self, run: TokenizerRun, data: ImageDataset, validation_data: ImageDataset, out: Path):
+    def __init__(
+        self,
+        run: TokenizerRun,
+        data: ImageDataset,
+        validation_data: ImageDataset,
+        out: Path,
+        start_from: Tokenizer | str | Path | None = None,
+    ):
         device = join_processes()
         if run.loop.epochs is not None:
             run = run.for_data(len(data), ranks=world_size())
         self._layout = torch.channels_last if run.channels_last else torch.contiguous_format
         self.tokenizer, self.discriminator, perceptual = build_networks(run, device, self._layout)
+        if start_from is not None:
+            self.history = History(start_from=take_tokenizer(self.tokenizer, start_from))
         self._objective = Objective(
             run.loss,
             perceptual=perceptual,
@@ -118,7 +137,7 @@ class TokenizerTrainer(Trainer):
         }
 
     def train_step(self, step: int) -> dict[str, Tensor]:
-        self.tokenizer.anneal(step / max(1, self.run.loop.steps - 1))
+        self.tokenizer.anneal(self.history.progress(step, self.run.loop.steps))
         terms = super().train_step(step)
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             self._discriminator_optimizer.average_gradients()

@@ -21,6 +21,7 @@ from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import make_directory, named_disk_errors, replace_file
 from lgq.training.checkpoint import seed_random_state
 from lgq.training.ema import WeightAverage
+from lgq.training.history import History
 from lgq.training.run_directory import IMAGES
 from lgq.training.settings import TrainingRun
 
@@ -93,6 +94,8 @@ class Trainer(ABC):
 
     best_by: str
     """Name of the validation metric whose lowest value selects the best weights."""
+    history = History()
+    """What the weights depend on besides the settings; a resumed run takes over that of its checkpoint."""
 
     def __init__(self, run: TrainingRun, model: nn.Module, loader: Loader, out: Path, device: torch.device):
         self.run, self.model, self.out, self.device = run, model, out, device
@@ -113,6 +116,10 @@ class Trainer(ABC):
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return everything that the weights depend on, resolved, as JSON; it has a `seed`."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the content of config.json: `config`, and the history of the run where it has one."""
+        return self.config() | self.history.described()
 
     @abstractmethod
     def _accumulate(self, step: int) -> dict[str, Tensor]:
