@@ -267,8 +267,8 @@ def read_run(kind: type[AnyRun], file: str | Path, base: AnyRun | None = None) -
 
 
 def _settings_in(file: Path) -> dict[str, Any]:
-    file = file / CONFIG if file.is_dir() else file
     with named_disk_errors(file):
+        file = file / CONFIG if file.is_dir() else file
         data = file.read_bytes()
     try:
         values = tomllib.loads(data.decode()) if file.suffix == ".toml" else json.loads(data)
@@ -282,11 +282,11 @@ def _settings_in(file: Path) -> dict[str, Any]:
 
 def _over(settings: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return settings as JSON with some values replaced, in the sections too."""
-    result = to_json(settings)
-    for name, value in values.items():
-        section = getattr(settings, name, None)
-        result[name] = _over(section, value) if is_dataclass(section) and isinstance(value, dict) else value
-    return result
+    sections = {name: value for name, value in vars(settings).items() if is_dataclass(value)}
+    return to_json(settings) | {
+        name: _over(sections[name], value) if name in sections and isinstance(value, dict) else value
+        for name, value in values.items()
+    }
 
 
 def _missing(defaults: Any, values: dict[str, Any], path: str = "") -> list[str]:

@@ -28,7 +28,7 @@ from lgq.random import batch_seed
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.history import History, StartFrom, require_same_network, source_name
 from lgq.training.loop import Outcome, run_loop
-from lgq.training.run_directory import Resume, takes_weights
+from lgq.training.run_directory import Resume, has_checkpoints
 from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
 
@@ -71,7 +71,6 @@ def train_generator(
     """
     require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
-    start_from = start_from if takes_weights(Path(out), start_from) else None
     trainer = GeneratorTrainer(
         run, training_tokens, validation_tokens or training_tokens, decoder, Path(out), start_from
     )
@@ -162,7 +161,9 @@ class GeneratorTrainer(Trainer):
         run = run.for_data(len(tokens), ranks=world_size())
         self.maskgit = build_generator(run, tokens, tokenizer).to(device)
         if start_from is not None:
-            self.history = History(start_from=take_generator(self.maskgit, start_from))
+            resumed = has_checkpoints(out)
+            start = StartFrom.named(start_from) if resumed else take_generator(self.maskgit, start_from)
+            self.history = History(start_from=start)
         self.transformer = self.maskgit.transformer
         self._sources = {
             "tokenizer": tokenizer.fingerprint(),

@@ -30,11 +30,17 @@ class StartFrom:
     def __str__(self) -> str:
         return f"{self.source} (sha256 {self.fingerprint[:12]}): {', '.join(self.parts)}"
 
-    def is_of(self, source: HubModel | str | Path) -> bool:
-        """Tell whether a source is the same one, which need not exist any more."""
-        if isinstance(source, HubModel):
-            return source.fingerprint() == self.fingerprint
-        return Path(source).resolve() == Path(self.source).resolve()
+    @classmethod
+    def named(cls, source: HubModel | str | Path) -> "StartFrom":
+        """Name a source without loading it; it need not exist."""
+        fingerprint = source.fingerprint() if isinstance(source, HubModel) else ""
+        return cls(source=source_name(source), fingerprint=fingerprint, parts=())
+
+    def is_same(self, other: "StartFrom") -> bool:
+        """Tell whether two are the same source, by their fingerprints where both are known."""
+        if self.fingerprint and other.fingerprint:
+            return self.fingerprint == other.fingerprint
+        return Path(self.source).resolve() == Path(other.source).resolve()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +89,8 @@ class History:
         reached = (_share(extension.step - 1, extension.planned) for extension in self.extensions)
         return max(_share(step, steps), *reached, 0.0)
 
-    def extended(self, run: Path, *, step: int, planned: int, steps: int) -> "History":
-        """Add a change of length after `step` steps; refuses one to no more steps than these."""
+    def continued(self, run: Path, *, step: int, planned: int, steps: int) -> "History":
+        """Add a change of length after `step` steps, if there is one; refuses one to no more than these."""
         if steps == planned:
             return self
         if steps <= step:
@@ -92,8 +98,17 @@ class History:
                 f"{run} has done {step:,} of its {planned:,} steps, and --steps {steps} asks for no more: "
                 f"choose more than {step:,}, or another --out for a new run."
             )
-        return replace(
-            self, extensions=(*self.extensions, Extension(step=step, planned=planned, steps=steps))
+        extension = Extension(step=step, planned=planned, steps=steps)
+        return replace(self, extensions=(*self.extensions, extension))
+
+    def require_start(self, run: Path, asked: StartFrom | None) -> None:
+        """Refuse to continue a run as if it had begun with other weights; not to ask for any is fine."""
+        if asked is None or (self.start_from is not None and self.start_from.is_same(asked)):
+            return
+        was = "random weights" if self.start_from is None else self.start_from.source
+        raise LGQError(
+            f"{run} began with other weights: --start-from (was {was}, now {asked.source}); leave "
+            "--start-from out to continue this run, or choose another --out for a new one."
         )
 
 

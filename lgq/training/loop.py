@@ -194,8 +194,11 @@ class _Loop:
         state = self.checkpoints.load(path)
         saved, scored = state["config"], state["best"]["score"] is not None
         require_same_settings(self.run, saved, self.trainer.config(), validated=scored)
-        lengths = {"planned": saved["loop"]["steps"], "steps": self.settings.steps}
-        self.trainer.history = History.of(saved).extended(self.run, step=state["step"], **lengths)
+        history, planned = History.of(saved), saved["loop"]["steps"]
+        history.require_start(self.run, self.trainer.history.start_from)
+        self.trainer.history = history.continued(
+            self.run, step=state["step"], planned=planned, steps=self.settings.steps
+        )
         self.trainer.load_state(state["trainer"])
         self.step, self.best = state["step"], Best(**state["best"])
         self.saved_step, self._seconds = self.step, state["seconds"]

@@ -19,10 +19,10 @@ from lgq.checks import require_one_of
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.files import named_disk_errors, replace_json
-from lgq.hub import CONFIG, ENVIRONMENT, HubModel, run_settings
+from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
 from lgq.training.checkpoint import Checkpoints
-from lgq.training.history import HISTORY_FIELDS, History, source_name
+from lgq.training.history import HISTORY_FIELDS
 from lgq.training.settings import LoopSettings
 
 CHECKPOINTS, IMAGES = "checkpoints", "images"
@@ -55,33 +55,19 @@ _MISSING = "nothing"
 def require_resumable(run: Path, resume: Resume) -> None:
     """Refuse a directory with a run, or one without, if `resume` asks for the other."""
     require_one_of(get_args(Resume), resume=resume)
-    has_checkpoints = bool(Checkpoints(run / CHECKPOINTS).paths())
-    has_config = (run / CONFIG).exists()
-    if has_config and not has_checkpoints and not (run / ENVIRONMENT).exists():
+    has_config, is_saved = (run / CONFIG).exists(), has_checkpoints(run)
+    if has_config and not is_saved and not (run / ENVIRONMENT).exists():
         raise LGQError(f"{run} has a {CONFIG} that belongs to no run: choose another directory.")
-    has_run = has_config or has_checkpoints
+    has_run = has_config or is_saved
     if resume == "never" and has_run:
         raise LGQError(f"{run} holds a run already: choose another directory, or resume it with resume=auto.")
     if resume == "must" and not has_run:
         raise LGQError(f"{run} holds no run to resume: check the path, or start one with resume=auto.")
 
 
-def takes_weights(run: Path, source: HubModel | str | Path | None) -> bool:
-    """Tell whether a run in this directory is about to begin with the weights of `source`.
-
-    A resumed run has its own, so that the source need not exist any more; it is refused if it began with
-    others.
-    """
-    if source is None or not Checkpoints(run / CHECKPOINTS).paths():
-        return source is not None
-    begun = History.of(run_settings(run) or {}).start_from
-    if begun is None or not begun.is_of(source):
-        was = "the random weights of its seed" if begun is None else begun.source
-        raise LGQError(
-            f"{run} began with other weights: --start-from (was {was}, now {source_name(source)}); leave "
-            "--start-from out to continue this run, or choose another --out for a new one."
-        )
-    return False
+def has_checkpoints(run: Path) -> bool:
+    """Tell whether a run in this directory would be resumed."""
+    return bool(Checkpoints(run / CHECKPOINTS).paths())
 
 
 def require_same_settings(
@@ -91,9 +77,9 @@ def require_same_settings(
 
     validated: whether the run has a best score, with which later ones are compared.
     """
-    before, now = _by_path(saved), _by_path(current)
+    before, now = settings_by_path(saved), settings_by_path(current)
     differences = [
-        f"{_option(path, saved)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"{option_name(path, saved)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING)
         and path.split(".")[0] not in (HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
@@ -106,7 +92,7 @@ def require_same_settings(
         raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
 
 
-def _option(path: str, config: dict[str, Any]) -> str:
+def option_name(path: str, config: dict[str, Any]) -> str:
     """Return how a setting of config.json is written on the command line."""
     section, _, name = path.partition(".")
     if section in _SOURCES:
@@ -149,9 +135,11 @@ def _git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
-def _by_path(settings: Any, path: str = "") -> dict[str, Any]:
+def settings_by_path(settings: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested settings by dotted names, such as {"loss.l1": 1.0}."""
     if not isinstance(settings, dict) or not settings:
         return {path: settings}
-    sections = ((f"{path}.{name}" if path else name, value) for name, value in settings.items())
-    return {name: value for section, values in sections for name, value in _by_path(values, section).items()}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= settings_by_path(value, f"{path}.{name}" if path else name)
+    return flat

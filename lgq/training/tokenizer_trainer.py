@@ -24,11 +24,11 @@ from lgq.metrics.code_usage import learned_codebook
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.tokenizer import Tokenized, Tokenizer
-from lgq.training.history import History
+from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
 from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
-from lgq.training.run_directory import Resume, takes_weights
+from lgq.training.run_directory import Resume, has_checkpoints
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
 
@@ -65,7 +65,6 @@ def train(
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run)
     require_random_access(validation_data, "validation (--val-data)")
-    start_from = start_from if takes_weights(Path(out), start_from) else None
     trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")
@@ -98,7 +97,9 @@ class TokenizerTrainer(Trainer):
         self._layout = torch.channels_last if run.channels_last else torch.contiguous_format
         self.tokenizer, self.discriminator, perceptual = build_networks(run, device, self._layout)
         if start_from is not None:
-            self.history = History(start_from=take_tokenizer(self.tokenizer, start_from))
+            resumed = has_checkpoints(out)
+            start = StartFrom.named(start_from) if resumed else take_tokenizer(self.tokenizer, start_from)
+            self.history = History(start_from=start)
         self._objective = Objective(
             run.loss,
             perceptual=perceptual,

@@ -60,7 +60,7 @@ def test_training_fills_a_run_directory(run):
 
 def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
     train(tmp_path / "run", "--dry-run", *LARGER, "--loss.gan", "0.1", "--average-decay", "0.9")
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     for words in ("580, seen 0.0 times", "parameters, discriminator", "2,765,633", "activations", "average"):
         assert words in printed
     assert not (tmp_path / "run").exists()

@@ -1,7 +1,6 @@
 """`lgq train-generator` and `lgq evaluate` of a generator as a user types them: from images to a row."""
 
 import json
-import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -92,8 +91,8 @@ def test_the_same_command_continues_a_generator(made, tmp_path, capsys):
 
 def test_a_dry_run_says_what_the_generator_needs_and_leaves_nothing(made, tmp_path, capsys):
     train(made, tmp_path / "run", "--dry-run", "--average-decay", 0.9)
-    printed = capsys.readouterr().out
-    resolved = json.loads(re.match(r"{.*^}", printed, re.DOTALL | re.MULTILINE)[0])
+    resolved, printed = capsys.readouterr()
+    resolved = json.loads(resolved)
     assert (resolved["transformer"]["layers"], resolved["loop"]["steps"]) == (1, 3)
     transformer = MaskGIT.from_pretrained(made.generator / "last").transformer
     parameters = sum(parameter.numel() for parameter in transformer.parameters())
