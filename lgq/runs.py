@@ -190,7 +190,7 @@ class NamedRun(NamedTuple):
 def named_tokenizers() -> list[NamedRun]:
     """Describe every tokenizer run that has a name."""
     return [
-        _described(f"{scale}-{quantizer}", method.label, build(quantizer), build(quantizer), build)
+        _described(f"{scale}-{quantizer}", method.label, build, build(quantizer))
         for scale, build in SCALES.items()
         for quantizer, method in QUANTIZERS.items()
     ]
@@ -200,21 +200,16 @@ def named_generators() -> list[NamedRun]:
     """Describe every generator run, with the images and tokens of the tokenizers of its scale."""
     quantizer = next(iter(QUANTIZERS))
     return [
-        _described(scale, "MaskGIT", SCALES[scale](quantizer), build(), build)
+        _described(scale, "MaskGIT", build, SCALES[scale](quantizer))._replace(steps=build().loop.steps)
         for scale, build in GENERATORS.items()
     ]
 
 
-def _described(
-    name: str,
-    method: str,
-    tokenizer: TokenizerRun,
-    run: TokenizerRun | GeneratorRun,
-    build: Callable[..., Any],
-) -> NamedRun:
-    size, codes = tokenizer.image_size, tokenizer.codebook_size
+def _described(name: str, method: str, build: Callable[..., Any], tokenizer: TokenizerRun) -> NamedRun:
+    """Describe a run by its tokenizer; its function says in words what it is for."""
+    size, side = tokenizer.image_size, tokenizer.image_size // tokenizer.backbone.factor
     purpose, _, _ = (build.__doc__ or "").partition(":")
-    return NamedRun(name, method, size, size // tokenizer.backbone.factor, codes, run.loop.steps, purpose)
+    return NamedRun(name, method, size, side, tokenizer.codebook_size, tokenizer.loop.steps, purpose)
 
 
 def run(

@@ -5,6 +5,8 @@ import re
 import runpy
 import shlex
 import subprocess
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
-    return [line.split("#")[0].split(">")[0].strip() for line in lines if line.strip()]
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
 
 
 @pytest.fixture
@@ -92,8 +94,14 @@ def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
 
 @every_page
 def test_commands_of_a_page_run_in_their_order(page, user, capsys):
-    for command in commands(page):
-        run(command)
+    for line in commands(page):
+        command, _, file = line.partition(" > ")
+        printed = StringIO()
+        with redirect_stdout(printed) if file else nullcontext():
+            run(command)
+        if file:
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(printed.getvalue())
 
 
 def run(command: str) -> None:
