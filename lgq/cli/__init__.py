@@ -139,8 +139,7 @@ def parse(words: list[str]) -> Command:
         elif file is None and "--help" not in words and "-h" not in words:
             rule = "needs the name of a run before its options, or a --config FILE"
             raise LGQError(f"{program} {rule}: see {program} --help.")
-        named = command.named(run_name or (command.example if file is None else None), file)
-        command = _with_defaults(command, named)
+        command = _with_defaults(command, command.named(run_name or None, file))
         program = f"{program} {run_name or 'NAME'}"
     explanation = io.StringIO()
     try:
@@ -176,13 +175,11 @@ def _command_name(words: list[str]) -> str:
 
 
 def _last_value(option: str, words: list[str]) -> str | None:
-    """Return the value of an option before all are parsed."""
-    spelled = [word for word in words if word == option or word.startswith(f"{option}=")]
-    if not spelled:
-        return None
-    _, equals, value = spelled[-1].partition("=")
-    following = words[len(words) - words[::-1].index(spelled[-1]) :]
-    return value if equals else next(iter(following), None)
+    """Return the value of an option before the words are parsed."""
+    for word, following in zip(reversed(words), [None, *reversed(words)], strict=False):
+        if word == option or word.startswith(f"{option}="):
+            return word.partition("=")[2] or following
+    return None
 
 
 def _with_defaults(command: Any, settings: Any) -> type[Any]:

@@ -63,16 +63,17 @@ class Train:
     """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
-    @staticmethod
-    def named(name: str | None, file: str | None) -> TokenizerRun:
-        base = None if name is None else named_run(name)
-        return base if base and file is None else read_run(TokenizerRun, file or "", base)
+    @classmethod
+    def named(cls, name: str | None, file: str | None) -> TokenizerRun:
+        if file is None:
+            return named_run(name or cls.example)
+        return read_run(TokenizerRun, file, None if name is None else named_run(name))
 
     def run(self) -> int:
         if self.dry_run:
             from lgq.training.footprint import tokenizer_footprint
 
-            return _show(tokenizer_footprint(self.settings, self.data))
+            return _show(tokenizer_footprint(self.settings, self.data, start_from=self.start_from))
         from lgq.training.tokenizer_trainer import train
 
         sources: Any = {"val_data": self.val_data, "start_from": self.start_from}
@@ -112,21 +113,22 @@ class TrainGenerator:
     """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
-    @staticmethod
-    def named(name: str | None, file: str | None) -> GeneratorRun:
-        base = None if name is None else named_generator(name)
-        return base if base and file is None else read_run(GeneratorRun, file or "", base)
+    @classmethod
+    def named(cls, name: str | None, file: str | None) -> GeneratorRun:
+        if file is None:
+            return named_generator(name or cls.example)
+        return read_run(GeneratorRun, file, None if name is None else named_generator(name))
 
     def run(self) -> int:
         sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
+        sources |= {"start_from": self.start_from}
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
             return _show(generator_footprint(self.settings, self.tokens, **sources))
         from lgq.training.generator_trainer import train_generator
 
-        sources |= {"start_from": self.start_from, "resume": self.resume}
-        outcome = train_generator(self.settings, self.tokens, self.out, **sources)
+        outcome = train_generator(self.settings, self.tokens, self.out, **sources, resume=self.resume)
         return _ended(outcome, self.out)
 
 

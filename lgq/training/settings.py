@@ -67,7 +67,8 @@ class LoopSettings:
     """When a run ends, and how often it logs, validates and saves."""
 
     steps: int = 20_000
-    """Optimizer steps of the whole run; learning rate schedule and temperatures span them."""
+    """Optimizer steps of the whole run; learning rate schedule and temperatures span them. More than before
+    extend the run."""
     epochs: float | None = None
     """End the run after this many epochs if they take fewer than `steps` steps; None sets no limit."""
     log_every: int = 50

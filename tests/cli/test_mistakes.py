@@ -32,6 +32,7 @@ MISTAKES = [
     ("--learning-rate (was 0.0003, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
+    ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),
     ("is a generator, and this needs", "train pocket-lgq --data photos --start-from generator"),
     ("there is no directory gone", "train pocket-lgq --data photos --start-from gone"),
     (
@@ -112,6 +113,7 @@ MISTAKES = [
     ("label_dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
     ("has done 3 of its 3 steps, and --steps 2 asks for no more", f"{TRAIN} --out generator --steps 2"),
     ("is a tokenizer, and this needs a generator", f"{TRAIN} --start-from run"),
+    ("is a tokenizer, and this needs a generator", f"{TRAIN} --start-from run --dry-run"),
     (
         "other layers (there 1, here 2): train with --transformer.layers 1",
         f"{TRAIN} --start-from generator --transformer.layers 2",
