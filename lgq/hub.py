@@ -44,7 +44,7 @@ WeightsChoice = Literal["best", "last"]
 """Weights of a run: those of the best validation, or those of the last checkpoint."""
 ModelKind = Literal["tokenizer", "generator"]
 
-_PATIENCE = 2.5  # seconds until the Hub has to answer
+_PATIENCE = 2.0  # seconds until the Hub has to answer
 _SERVER_FAILS = 500  # HTTP status from which on the Hub, or a proxy, does not work
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CARD = """\
