@@ -14,8 +14,6 @@ from lgq.metrics.metric_networks import MetricNetworks
 from lgq.models.inception import FeatureConvention, InceptionV3
 
 FEATURES, LOGITS = 12, 7
-MAY_HAVE_FEW_IMAGES = pytest.mark.filterwarnings("ignore:[rg]FID of:lgq.errors.LGQWarning")
-"""Marks tests in which an FID has fewer images than features, and may warn of it."""
 
 
 class CheapInception(InceptionV3):

@@ -8,15 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cheap_inception import MAY_HAVE_FEW_IMAGES
 from fuzz.seeds import encoded, tar
 from PIL import Image
 
 from lgq import weights
 from lgq.cli import main
 from lgq.quantizers import QUANTIZERS
-
-pytestmark = MAY_HAVE_FEW_IMAGES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cheap_inception import MAY_HAVE_FEW_IMAGES, put_pictures, use_cheap_networks
+from cheap_inception import put_pictures, use_cheap_networks
 from fuzz.seeds import BACKBONE
 from process_groups import on_processes
 from token_sets import write_tokens
@@ -20,8 +20,6 @@ from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore
 from lgq.models.transformer import TransformerSettings
 from lgq.results import read_results
-
-pytestmark = MAY_HAVE_FEW_IMAGES
 
 SIDE, CODES, CLASSES = 8, 6, ("cat", "dog")
 FAST: dict[str, Any] = {"batch_size": 4, "workers": 0}

@@ -11,7 +11,6 @@ import torch
 from cheap_inception import (
     FEATURES,
     LOGITS,
-    MAY_HAVE_FEW_IMAGES,
     CheapClassifier,
     CheapInception,
     gaussian,
@@ -33,8 +32,6 @@ from lgq.metrics.reference import Reference
 from lgq.random import batch_seed
 from lgq.results import append_result, read_results
 from lgq.weights import WeightsError
-
-pytestmark = MAY_HAVE_FEW_IMAGES
 
 SIDE, IMAGES, CLASSES, SAMPLES = 8, 21, 5, 33
 CPU = torch.device("cpu")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from cheap_inception import (
     FEATURES,
-    MAY_HAVE_FEW_IMAGES,
     CheapInception,
     expect_cheap_networks,
     gaussian,
@@ -28,8 +27,6 @@ from lgq.models.autoencoder import Backbone
 from lgq.models.lpips import LPIPS
 from lgq.results import append_result, read_results
 from lgq.tokenizer import Tokenizer
-
-pytestmark = MAY_HAVE_FEW_IMAGES
 
 TINY = Backbone(widths=(8, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
 SIDE, IMAGES = 16, 9

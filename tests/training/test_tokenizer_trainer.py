@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cheap_inception import FEATURES, MAY_HAVE_FEW_IMAGES, CheapInception
+from cheap_inception import FEATURES, CheapInception
 from identity import assert_identical
 from leftovers import last_state
 from PIL import Image
@@ -32,7 +32,7 @@ from lgq.training.settings import LoopSettings, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTrainer
 from lgq.weights import WeightsError
 
-pytestmark = [pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator"), MAY_HAVE_FEW_IMAGES]
+pytestmark = pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator")
 
 
 @pytest.mark.parametrize("name", RUNS)
