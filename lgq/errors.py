@@ -1,4 +1,4 @@
-"""The base of errors that a user can fix: each message names the value, the rule and the way out."""
+"""Errors and warnings about what a user can fix: each names the value, the rule and the way out."""
 
 from typing import ClassVar
 
@@ -11,3 +11,7 @@ class LGQError(ValueError):
     """
 
     exit_code: ClassVar[int] = 2
+
+
+class LGQWarning(UserWarning):
+    """Training that will probably fail, with the likely causes and what to turn."""

@@ -267,7 +267,7 @@ def test_what_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(PretrainedError, match=r"no directory owner/name, and .* gave no .*: no connection"):
-        Tokenizer.from_pretrained("owner/name")
+        Tokenizer.from_pretrained("owner/name", local_files_only=True)
     assert asked == ["model.safetensors"], "and never pickled weights in its place"
 
 

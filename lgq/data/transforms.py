@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -101,11 +101,16 @@ def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tens
     return torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
 
 
+def to_pixels(image: Float[Tensor, "3 height width"]) -> UInt8[np.ndarray, "height width 3"]:
+    """Return the pixels of an image in [-1, 1]; values outside are clamped."""
+    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return pixels.permute(1, 2, 0).contiguous().cpu().numpy()
+
+
 def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
     """Return an image in [-1, 1] as a PNG file; values outside are clamped."""
-    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     buffer = BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy()).save(buffer, "PNG")
+    Image.fromarray(to_pixels(image)).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -118,6 +118,7 @@ def report_page(results: ResultSet) -> str:
         plans=results.plans,
         runs=results.runs,
         failed={run.id: run.failed for run in results.runs.values() if run.failed},
+        warned={run.id: run.warnings for run in results.runs.values() if run.warnings},
         tables=all_tables(results),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},
         frame=charts,

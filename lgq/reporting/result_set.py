@@ -19,6 +19,7 @@ from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
+from lgq.training.watch import WARNING
 
 Better = Literal["higher", "lower"]
 Settings = Mapping[str, Any]
@@ -100,6 +101,11 @@ class RunRecord:
     def failed(self) -> str:
         """Why training diverged; empty where it did not."""
         return str(self.record.get("failed") or "")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What training warned of, such as a collapse of the codebook."""
+        return [str(line.get("message")) for line in self.journal if line["split"] == WARNING]
 
     @property
     def command(self) -> str:

@@ -204,7 +204,7 @@ class GeneratorTrainer(Trainer):
         with self._averaged_weights():
             values = measure_likelihood(self.transformer, batches, self.device)
             if rank() == 0 and self.run.sample_images:
-                self._save_picture(step, self._samples())
+                self.pictures = {"samples": self._save_picture(step, self._samples())}
         return values
 
     def _samples(self) -> Float[Tensor, "b 3 s s"]:

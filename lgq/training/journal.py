@@ -1,6 +1,7 @@
 """Records of a run: RUN/metrics.jsonl with one record per line, TensorBoard, and Weights & Biases.
 
     {"step": 100, "split": "train", "seconds": 41.7, "values": {"l1": 0.21, ...}}
+    {"step": 500, "split": "warning", "seconds": 190.2, "values": {}, "cause": "few_codes", "message": ...}
 
 `seconds` is the training time so far, over restarts. Everything else depends only on the run's settings, so a
 run that was stopped and resumed has the records of one that was not.
@@ -11,15 +12,21 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from lgq.data.transforms import to_pixels
 from lgq.errors import LGQError
 from lgq.files import json_bytes, make_directory, replace_file, replace_json, sync_directory
+from lgq.training.watch import WARNING, Finding
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -50,8 +57,25 @@ class Journal:
         for name, value in values.items():
             self._board.add_scalar(f"{split}/{name}", value, step)
         self._board.flush()
-        if self._tracker is not None:
+        if self._tracker is not None and values:
             self._tracker.record(step, split, values)
+
+    def warn(self, step: int, finding: Finding, *, seconds: float) -> None:
+        """Add a record of something that will probably make the training fail."""
+        self.record(step, WARNING, {}, seconds=seconds, **finding._asdict())
+        self._board.add_text(f"{WARNING}/{finding.cause}", finding.message, step)
+        self._board.flush()
+        if self._tracker is not None:
+            self._tracker.alert(finding)
+
+    def show(self, step: int, split: str, pictures: Mapping[str, Float[Tensor, "3 height width"]]) -> None:
+        """Give TensorBoard and Weights & Biases images in [-1, 1], by name."""
+        pixels = {f"{split}/{name}": to_pixels(image) for name, image in pictures.items()}
+        for name, array in pixels.items():
+            self._board.add_image(name, array, step, dataformats="HWC")
+        self._board.flush()
+        if self._tracker is not None:
+            self._tracker.show(step, pixels)
 
     def sync(self) -> None:
         """Wait until all records are on disk, so that no checkpoint is ever ahead of them."""
@@ -146,6 +170,18 @@ class WandbTracker:
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         named = {f"{split}/{name}": value for name, value in values.items()}
         self._attempt(lambda run: run.log({"step": step, **named}))
+
+    def show(self, step: int, pixels: Mapping[str, UInt8[np.ndarray, "height width 3"]]) -> None:
+        def log(run: Any) -> None:
+            from wandb import Image
+
+            run.log({"step": step, **{name: Image(array) for name, array in pixels.items()}})
+
+        if pixels:
+            self._attempt(log)
+
+    def alert(self, finding: Finding) -> None:
+        self._attempt(lambda run: run.alert(title=finding.cause, text=finding.message, level="WARN"))
 
     def __enter__(self) -> "WandbTracker":
         return self

@@ -10,7 +10,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.files import directory_lock, named_disk_errors, replace_directory
 from lgq.hub import BEST, LAST, seal
-from lgq.progress import training_bar
+from lgq.progress import training_progress
 from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
 from lgq.training.history import History
-from lgq.training.journal import HISTORY, Journal, WandbTracker, open_journal
+from lgq.training.journal import HISTORY, Journal, WandbTracker, open_journal, read_records
 from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
     CHECKPOINTS,
@@ -36,6 +37,7 @@ from lgq.training.run_directory import (
     require_same_settings,
 )
 from lgq.training.trainer import NonFiniteError, Trainer
+from lgq.training.watch import Finding
 
 INTERRUPTED = 75
 """Exit code of a run that was asked to stop and has saved: run the same command again (EX_TEMPFAIL)."""
@@ -172,7 +174,7 @@ class _Loop:
     def __init__(self, trainer: Trainer):
         self.trainer, self.settings, self.run = trainer, trainer.run.loop, trainer.out
         self.checkpoints = Checkpoints(self.run / CHECKPOINTS, self.settings.keep)
-        self.step, self.best = 0, Best()
+        self.step, self.best, self.watch = 0, Best(), trainer.watch()
         self.saved_step: int | None = None
         self._seconds, self._last_look = 0.0, time.monotonic()
 
@@ -224,8 +226,13 @@ class _Loop:
         if self.saved_step is not None:
             # A process that was killed right after its checkpoint did not get here.
             self._publish_weights()
+        if journal is not None:
+            self.watch.replay(read_records(self.run))
+            self._warn(journal, self.watch.at_start())
         reason = self._reason_to_stop(interrupted=False)
-        with training_bar(settings.steps, self.step, pace, hidden=rank() > 0) as bar:
+        with training_progress(
+            settings.steps, self.step, pace, line_every=settings.log_every, hidden=rank() > 0
+        ) as bar:
             while reason is None:
                 terms = self._train_step()
                 self.step += 1
@@ -268,6 +275,9 @@ class _Loop:
         values, best_by = self.trainer.validate(self.step), self.trainer.best_by
         is_best = self.best.update(values[best_by], self.step)
         self._record(journal, "validation", values, best=is_best, best_by=best_by)
+        if journal is not None:
+            with named_disk_errors(self.run):
+                journal.show(self.step, "validation", self.trainer.pictures)
         return values
 
     def _reason_to_stop(self, *, interrupted: bool) -> Reason | None:
@@ -314,6 +324,13 @@ class _Loop:
         if journal is not None:
             with named_disk_errors(self.run):
                 journal.record(self.step, split, values, seconds=self.seconds, **notes)
+            self._warn(journal, self.watch.look(self.step, split, values))
+
+    def _warn(self, journal: Journal, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            with named_disk_errors(self.run):
+                journal.warn(self.step, finding, seconds=self.seconds)
+            warnings.warn(finding.message, LGQWarning, stacklevel=2)
 
 
 def _mean_over_ranks(terms: dict[str, Tensor]) -> dict[str, float]:

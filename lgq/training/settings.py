@@ -72,7 +72,7 @@ class LoopSettings:
     epochs: float | None = None
     """End the run after this many epochs if they take fewer than `steps` steps; None sets no limit."""
     log_every: int = 50
-    """Steps between two training records in metrics.jsonl."""
+    """Steps between two training records in metrics.jsonl, and two lines where there is no terminal."""
     validate_every: int = 1_000
     """Steps between two validations; the last step is always validated."""
     checkpoint_every: int = 1_000

@@ -7,6 +7,7 @@ crops in the same order.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from lgq.data.loader import evenly_spread
 from lgq.data.stream import require_random_access, training_loader
 from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
 from lgq.errors import LGQError
-from lgq.metrics.code_usage import learned_codebook
+from lgq.metrics.code_usage import batch_utilization, learned_codebook, usage_bars
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
+from lgq.models.inception import FEATURES
 from lgq.tokenizer import Tokenized, Tokenizer
 from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
@@ -31,6 +33,14 @@ from lgq.training.networks import build_metric_networks, build_networks, require
 from lgq.training.run_directory import Resume, has_checkpoints
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
+from lgq.training.watch import (
+    BATCH_UTILIZATION,
+    UTILIZATION,
+    CodeUse,
+    Watch,
+    idle_discriminator,
+    unreliable_rfid,
+)
 
 _COLUMNS = 8  # of the picture, each an image above its reconstruction
 
@@ -137,6 +147,12 @@ class TokenizerTrainer(Trainer):
             "validation_data": _describe(self._validation_loader),
         }
 
+    def watch(self) -> Watch:
+        images = min(self.run.validation_images, len(self._validation_loader.dataset))
+        rfid_images = 0 if self._metric_networks.inception is None else self.run.rfid_images or images
+        use = CodeUse(self.run, self.tokenizer.settings["quantizer_options"], images)
+        return Watch([idle_discriminator(self.run), unreliable_rfid(min(rfid_images, images), FEATURES)], use)
+
     def train_step(self, step: int) -> dict[str, Tensor]:
         self.tokenizer.anneal(self.history.progress(step, self.run.loop.steps))
         terms = super().train_step(step)
@@ -153,6 +169,9 @@ class TokenizerTrainer(Trainer):
             loss = self._objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
+        if (step + 1) % self.run.loop.log_every == 0:
+            sizes = self.tokenizer.codebook_size, self.tokenizer.stages
+            terms |= _per_stage(BATCH_UTILIZATION, batch_utilization(quantized.indices, *sizes))
         terms |= loss.terms | {"loss": loss.total.detach()}
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             with self.run.autocast(self.device.type):
@@ -204,9 +223,11 @@ class TokenizerTrainer(Trainer):
             codebook = learned_codebook(tokenizer.quantizer)
             norms = {} if codebook is None else quality.usage.norm_summary(codebook)
         self._reference = quality.reference
+        by_stage = quality.usage.by_stage(tokenizer.stages)
         if rank() == 0 and picture is not None:
-            self._save_picture(step, picture, columns=len(picture) // 2)
-        return quality.metrics() | norms
+            grid = self._save_picture(step, picture, columns=len(picture) // 2)
+            self.pictures = {"reconstructions": grid, "usage": usage_bars(by_stage)}
+        return quality.metrics() | norms | _per_stage(UTILIZATION, [usage.utilization for usage in by_stage])
 
     def save_pretrained(self, directory: Path) -> None:
         with self._averaged_weights():
@@ -234,6 +255,13 @@ def _describe(loader: Any) -> dict[str, Any]:
     if isinstance(loader, StreamLoader):
         return loader.describe()
     return {"source": repr(loader.dataset), "images": len(loader.dataset)}
+
+
+def _per_stage(name: str, values: Sequence[Any] | Tensor) -> dict[str, Any]:
+    """Return a value of a plain quantizer by its name, those of several stages with the stage behind it."""
+    if len(values) == 1:
+        return {name: values[0]}
+    return {f"{name}/{stage}": value for stage, value in enumerate(values)}
 
 
 def _temperature(tokenizer: Tokenizer) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from cheap_inception import (
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
+from lgq.errors import LGQWarning
 from lgq.metrics import generation
 from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.metrics.generation import PICTURES, GenerationEvaluation, evaluate_generation
@@ -200,6 +201,13 @@ def test_too_few_images_are_a_reason(tmp_path, networks, samples, photographs, m
     assert evaluation.absent.keys() == missing == METRICS - evaluation.metrics.keys()
     fewer = min(samples, photographs)
     assert all(f"{fewer} images are too few" in reason for reason in evaluation.absent.values())
+
+
+@pytest.mark.parametrize(("samples", "photographs"), [(11, IMAGES), (SAMPLES, 11)])
+def test_a_gfid_of_fewer_images_than_features_on_either_side_warns(tmp_path, networks, samples, photographs):
+    reference = reference_of(put_pictures(tmp_path / "few", photographs), networks)
+    with pytest.warns(LGQWarning, match=r"^gFID of 11 images .* the 12 features of .*; compare .* KID"):
+        evaluate(reference, networks, samples=samples)
 
 
 def test_unreadable_real_images_are_left_out_and_progress_counts_all(tmp_path, photos, networks):

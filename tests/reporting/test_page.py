@@ -1,5 +1,6 @@
 """The page shows what the records say, loads nothing from elsewhere, and trusts no file."""
 
+import json
 import re
 from html.parser import HTMLParser
 from io import BytesIO
@@ -153,6 +154,21 @@ def test_a_run_that_failed_is_named_and_has_no_numbers(tmp_path):
     row = next(row for row in build_table(result_set, table_specs()["tab:k16k"]).rows if row.name == "LGQ")
     assert (row.seeds, row.failed) == (0, 1)
     assert {cell.mean for cell in row.ours} == {NOT_GIVEN}
+
+
+def test_a_run_that_warned_is_named_with_its_warnings(tmp_path):
+    rows = [FakeRow("LGQ", {"quantizer": "lgq"}, [{"psnr": 20.0}])]
+    write_results(tmp_path, {"comparison": rows})
+    (journal,) = tmp_path.glob("runs/*/metrics.jsonl")
+    for message in ("few codes <are> used", HOSTILE):
+        record = {"step": 500, "split": "warning", "values": {}, "cause": "few_codes", "message": message}
+        journal.write_text(journal.read_text() + json.dumps(record) + "\n")
+    page = checked(report_page(read_result_set(tmp_path)))
+    assert "Runs that warned" in page.text
+    assert "few codes <are> used" in page.text
+    rest = json.dumps(record | {"message": None}) + "\n"
+    journal.write_text(rest.replace("warning", "train"))
+    assert "Runs that warned" not in checked(report_page(read_result_set(tmp_path))).text
 
 
 def test_places_that_hold_no_results_or_cannot_take_the_page_are_refused(results, tmp_path):
