@@ -18,12 +18,12 @@ from lgq.quantizers import QUANTIZERS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-SMALL = ["--tokens", "64", "--sizes", "32", "--repeats", "1"]
+SMALL = ["--vectors", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
 TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
-GENERATED = ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"]
+GENERATED = ["--samples", "4", "--sampling-seeds", "0", "--workers", "0", "--steps", "2"]
 LONG = {
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
@@ -31,13 +31,13 @@ LONG = {
     "bench evaluate": ["--images", "2", "--rounds", "1", "--features", "8"],
     "bench sample": ["--batch-size", "1", "--rounds", "1"],
     "evaluate runs/generator --data": GENERATED,
-    "evaluate runs/generator": ["--images", "4", "--workers", "0"],
-    "evaluate runs/tiny-generator": ["--images", "4", "--workers", "0"],
+    "evaluate runs/generator": ["--masked-images", "4", "--workers", "0"],
+    "evaluate runs/tiny-generator": ["--masked-images", "4", "--workers", "0"],
     "evaluate": ["--image-size", "32", "--workers", "0"],
     "experiment comparison --scale pocket": ["--scale", "smoke"],
     "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2"],
     "sample runs/tiny-generator": ["--classes", "0", "7", "--count", "2", "--steps", "2"],
-    "sample runs/generator --out all": ["--images", "2", "--steps", "2"],
+    "sample runs/generator --out all": ["--samples", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
     "train": TINY,

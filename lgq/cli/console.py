@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 ERRORS = Console(stderr=True)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -34,7 +35,7 @@ def show(result: RenderableType, *, on_errors: bool = False) -> None:
     """Print a result; of several processes, the first one prints it."""
     if _is_first():
         console = ERRORS if on_errors else _Output()
-        plain = isinstance(result, str)
+        plain = isinstance(result, str | Text)
         console.print(result, highlight=not plain, markup=not plain, soft_wrap=plain)
 
 

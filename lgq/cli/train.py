@@ -9,13 +9,10 @@ import tyro
 from lgq.cli.console import key_values, say, show
 from lgq.config import to_json
 from lgq.files import json_bytes
-from lgq.runs import named_generator, named_run
+from lgq.runs import generator_names, named_generator, named_run, tokenizer_names
 from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
-from lgq.training.settings import GeneratorRun, LoopSettings, TokenizerRun
-
-# `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
-tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
+from lgq.training.settings import GeneratorRun, TokenizerRun
 
 _ENDINGS = {
     "finished": "all {step:,} steps are done",
@@ -57,6 +54,7 @@ class Train:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
+    names = staticmethod(tokenizer_names)
     named = staticmethod(named_run)
 
     def run(self) -> int:
@@ -95,6 +93,7 @@ class TrainGenerator:
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
+    names = staticmethod(generator_names)
     named = staticmethod(named_generator)
 
     def run(self) -> int:

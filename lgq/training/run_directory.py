@@ -49,16 +49,18 @@ def require_resumable(run: Path, resume: Resume) -> None:
         raise LGQError(f"{run} has a {CONFIG} that belongs to no run: choose another directory.")
     has_run = has_config or has_checkpoints
     if resume == "never" and has_run:
-        raise LGQError(f"{run} holds a run already: choose another directory, or resume it with resume=auto.")
+        raise LGQError(
+            f"{run} holds a run already: choose another directory, or resume it with `resume` auto."
+        )
     if resume == "must" and not has_run:
-        raise LGQError(f"{run} holds no run to resume: check the path, or start one with resume=auto.")
+        raise LGQError(f"{run} holds no run to resume: check the path, or start one with `resume` auto.")
 
 
 def require_same_settings(run: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
     """Refuse to resume with settings that change the run's weights; the error names those that differ."""
     before, now = _by_path(saved), _by_path(current)
     differences = [
-        f"{path} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"`{path}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING)
     ]
