@@ -217,4 +217,6 @@ def _options_of(quantizer: str) -> type[Any]:
 def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> type[Any]:
     """Return a dataclass of a constructor's keywords, with their types and defaults, for `lgq.config`."""
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.name not in but]
-    return make_dataclass("Settings", [(p.name, p.annotation, p.default) for p in keywords], kw_only=True)
+    # A quantizer of the user's own may come without types.
+    types = {p.name: Any if p.annotation is p.empty else p.annotation for p in keywords}
+    return make_dataclass("Settings", [(p.name, types[p.name], p.default) for p in keywords], kw_only=True)

@@ -13,14 +13,14 @@ from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
-from lgq.quantizers.plugins import import_plugin, installed_plugins
+from lgq.quantizers.plugins import import_plugin, load_installed
 from lgq.quantizers.residual import Residual
 from lgq.quantizers.simvq import SimVQ
 from lgq.quantizers.vq import VQ, RotVQ
 
 __all__ = [
     "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ",
-    "build_quantizer", "import_plugin", "register", "require_quantizer",
+    "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -38,12 +38,7 @@ class Registry(MutableMapping[str, type[Quantizer]]):
     def _all(self) -> dict[str, type[Quantizer]]:
         if not self._has_installed:
             self._has_installed = True  # first, as plugins read the registry too
-            installed, self.failures = installed_plugins()
-            for name, quantizer in installed.items():
-                try:
-                    register(name, quantizer)
-                except LGQError as error:
-                    self.failures[name] = str(error)
+            self.failures = load_installed(register)
             for reason in self.failures.values():
                 _log.warning("left out: %s", reason)
         return self._classes
@@ -70,15 +65,37 @@ QUANTIZERS = Registry(lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, si
 
 def register(name: str, quantizer: type[Quantizer]) -> None:
     """Add a quantizer class to `QUANTIZERS`: with the name `mine`, `pocket-mine` is a run."""
-    if not (isinstance(quantizer, type) and issubclass(quantizer, Quantizer)):
-        raise LGQError(
-            f"quantizer {name!r} must be a subclass of lgq.quantizers.Quantizer, got {quantizer!r:.80}."
-        )
+    _require_plain_constructor(name, quantizer)
     if not getattr(quantizer, "label", ""):
         raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
     if QUANTIZERS.get(name, quantizer) is not quantizer:
         raise LGQError(f"quantizer {name!r} is {QUANTIZERS[name].__name__} already: choose another name.")
     QUANTIZERS[name] = quantizer
+
+
+def _require_plain_constructor(name: str, quantizer: type[Quantizer]) -> None:
+    """Refuse a constructor whose options cannot be fields of config.json."""
+    parameters = inspect.signature(quantizer).parameters
+    for needed in ("dim", "codebook_size", "channel_dim", "seed"):
+        if needed not in parameters:
+            raise LGQError(
+                f"quantizer {name!r} must take `{needed}`: add it to {quantizer.__name__}.__init__."
+            )
+    for option, parameter in parameters.items():
+        if option in ("dim", "codebook_size"):
+            continue
+        if (
+            parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            or parameter.default is parameter.empty
+        ):
+            rule = "must name each option with its default, which config.json holds"
+            raise LGQError(f"quantizer {name!r} {rule}: change {option} in {quantizer.__name__}.__init__.")
+
+
+def foreign_quantizers() -> dict[str, str]:
+    """Return the modules of registered quantizers that are no part of this package, by name."""
+    modules = {name: quantizer.__module__ for name, quantizer in QUANTIZERS.items()}
+    return {name: module for name, module in modules.items() if module.partition(".")[0] != "lgq"}
 
 
 def require_quantizer(name: str) -> None:

@@ -7,12 +7,13 @@ A package offers quantizers in its pyproject.toml:
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
 
 from lgq.errors import LGQError
+from lgq.quantizers.base import Quantizer
 
 GROUP = "lgq.quantizers"
 
@@ -36,21 +37,26 @@ def import_plugin(module: str) -> None:
         raise LGQError(f"{path.stem} is the name of {imported.__file__} too: give {module} another name.")
 
 
-def installed_plugins() -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the classes that installed packages offer, by name, and why others could not be loaded."""
-    classes, failures = {}, {}
+def load_installed(register: Callable[[str, type[Quantizer]], None]) -> dict[str, str]:
+    """Register what installed packages offer; return why some of it could not be loaded, by name."""
+    failures = {}
     for entry in entry_points(group=GROUP):
         try:
-            classes[entry.name] = entry.load()
+            register(entry.name, _quantizer_class(entry))
         except Exception as error:  # whatever the package's code raises: it must not stop all others
-            failures[entry.name] = f"{describe(entry)} cannot be loaded: {_reason(error)}"
-    return classes, failures
+            package = entry.dist.name if entry.dist else "of an unknown name"
+            offered = f"quantizer {entry.name!r} of the package {package}"
+            failures[entry.name] = f"{offered} cannot be loaded: {_reason(error)}"
+    return failures
 
 
-def describe(entry: EntryPoint) -> str:
-    package = entry.dist.name if entry.dist else "an unknown package"
-    return f"quantizer {entry.name!r} of the package {package}"
+def _quantizer_class(entry: EntryPoint) -> type[Quantizer]:
+    offered = entry.load()
+    if not (isinstance(offered, type) and issubclass(offered, Quantizer)):
+        raise LGQError(f"{entry.value} is no subclass of lgq.quantizers.Quantizer")
+    return offered
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
+    reason = " ".join(str(error).split()).rstrip(".")
+    return reason if isinstance(error, LGQError) else f"{type(error).__name__}: {reason:.300}"

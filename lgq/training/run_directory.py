@@ -21,6 +21,7 @@ from lgq.errors import LGQError
 from lgq.files import named_disk_errors, replace_json
 from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
+from lgq.quantizers import foreign_quantizers
 from lgq.training.checkpoint import Checkpoints
 
 CHECKPOINTS, IMAGES = "checkpoints", "images"
@@ -90,6 +91,7 @@ def describe_environment(seed: int | None) -> dict[str, Any]:
         "seed": seed,
         "world_size": world_size(),
         "devices": devices or [processor],
+        "plugins": foreign_quantizers(),
     }
 
 
