@@ -249,7 +249,8 @@ def read_settings(kind: type[Settings], config: Path) -> Settings:
 
 
 def _no_such_model(config: Path, error: Exception) -> PretrainedError:
-    reason = " ".join(str(error).split())
+    # In quotes: these are fields of a file, which no option changes.
+    reason = " ".join(str(error).split()).replace("`", "'")
     return PretrainedError(f"{config} describes no model that this lgq knows: {reason:.400}")
 
 

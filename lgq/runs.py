@@ -11,6 +11,7 @@ A settings file is JSON or TOML with fields of a run: what `--dry-run` prints, o
 directory.
 """
 
+import difflib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from lgq.checks import require_known
-from lgq.config import ConfigError, from_json, to_json
+from lgq.config import ConfigError, from_json, keeps_prefix, to_json
+from lgq.errors import LGQError, rename_settings
 from lgq.files import named_disk_errors
 from lgq.hub import CONFIG
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
-from lgq.quantizers import QUANTIZERS
+from lgq.quantizers import QUANTIZERS, require_quantizer
 from lgq.training.history import HISTORY_FIELDS
 from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
@@ -159,16 +161,31 @@ def tokenizer_names() -> tuple[str, ...]:
     return tuple(f"{scale}-{quantizer}" for scale in SCALES for quantizer in QUANTIZERS)
 
 
+def generator_names() -> tuple[str, ...]:
+    """Names of all generator runs: every scale."""
+    return tuple(GENERATORS)
+
+
 def named_run(name: str) -> TokenizerRun:
     """Return the tokenizer run of that name."""
-    require_known("run", name, tokenizer_names())
     scale, _, quantizer = name.partition("-")
+    if scale in SCALES and quantizer:
+        require_quantizer(quantizer)
+    if name not in tokenizer_names():
+        close = difflib.get_close_matches(name, tokenizer_names(), n=1)
+        names = [known for known in tokenizer_names() if scale not in SCALES or known.startswith(scale)]
+        choice = f"choose from {', '.join(names)}."
+        hint = f"did you mean {close[0]!r}?" if close and scale not in SCALES else choice
+        raise LGQError(f"unknown run {name!r}: {hint}")
     return SCALES[scale](quantizer)
 
 
 def named_generator(name: str) -> GeneratorRun:
     """Return the generator run of that name."""
-    require_known("generator", name, GENERATORS)
+    if name not in GENERATORS:
+        close = difflib.get_close_matches(name, GENERATORS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? There are" if close else "choose from"
+        raise LGQError(f"unknown generator {name!r}: {hint} {', '.join(GENERATORS)}.")
     return GENERATORS[name]()
 
 
@@ -308,7 +325,15 @@ def changed(run: AnyRun, changes: Mapping[str, Any]) -> AnyRun:
         value = to_json(value) if is_dataclass(value) else value
         partly = isinstance(value, Mapping) and isinstance(section[name], dict)
         section[name] = section[name] | dict(value) if partly else value
-    return from_json(type(run), values)
+    try:
+        return from_json(type(run), values)
+    except ConfigError as error:
+        # By the names that `changes` has, such as `steps` for `loop.steps`.
+        short = {
+            ".".join(path): option for option, path in options.items() if len(option) < len(".".join(path))
+        }
+        error.args = (rename_settings(str(error), lambda name: short.get(name) and f"`{short[name]}`"),)
+        raise
 
 
 def scale_options(scale: str, quantizer: str) -> dict[str, Any]:
@@ -318,13 +343,13 @@ def scale_options(scale: str, quantizer: str) -> dict[str, Any]:
 
 
 def _option_paths(settings: Any, path: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Return where the setting of each option is; those of the loop need no prefix, as every run has them."""
+    """Return where the setting of each option is, by its dotted name and by its name on the command line."""
     paths: dict[str, tuple[str, ...]] = {}
     for field in fields(settings):
         value, place = getattr(settings, field.name), (*path, field.name)
         paths[".".join(place)] = place
         if is_dataclass(value):
             paths |= _option_paths(value, place)
-        if path == ("loop",):
+        if path and not keeps_prefix(type(settings), field.name):
             paths[field.name] = place
     return paths

@@ -143,8 +143,8 @@ def test_wrong_classes_tokens_and_masks_are_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image_size": 18}, "image_size must be a multiple of 4, the tokenizer's factor, got 18"),
-        ({"classes": ()}, "classes must be at least 1, got 0"),
+        ({"image_size": 18}, "`image_size` must be a multiple of 4, the tokenizer's factor, got 18"),
+        ({"classes": ()}, "`classes` must be at least 1, got 0"),
         ({"classes": "cat"}, r"one string: write \('cat',\)"),
     ],
 )

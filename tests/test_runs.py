@@ -186,10 +186,10 @@ def test_changes_go_by_the_names_of_options():
         ("zzz", {}, r"choose from pocket-lgq, .*imagenet256-simvq"),
         ("pocket-lgq", {"step": 3}, "unknown setting 'step': did you mean 'steps'"),
         ("pocket-lgq", {"label_dropout": 0.1}, "unknown setting 'label_dropout'"),
-        ("pocket-lgq", {"loss": {"l2": 1.0}}, r"unknown field 'loss.l2'"),
-        ("pocket-lgq", {"steps": "many"}, r"loop.steps must be a whole number, got 'many'"),
-        ("pocket", {"steps": 0}, "steps must be at least 1, got 0"),
-        ("pocket", {"clip": {"norm": 1}}, "clip must be a number"),
+        ("pocket-lgq", {"loss": {"l2": 1.0}}, r"unknown field `loss.l2`"),
+        ("pocket-lgq", {"steps": "many"}, r"`steps` must be a whole number, got 'many'"),
+        ("pocket", {"steps": 0}, "`steps` must be at least 1, got 0"),
+        ("pocket", {"clip": {"norm": 1}}, "`clip` must be a number"),
     ],
 )
 def test_mistakes_are_refused_by_name(name, changes, words):

@@ -17,7 +17,7 @@ Call = Callable[[], object]
 def measured_device(name: str) -> torch.device:
     require_one_of(("cpu", "cuda"), device=name)
     if name == "cuda" and not torch.cuda.is_available():
-        raise LGQError("there is no CUDA device here: use --device cpu.")
+        raise LGQError("there is no CUDA device here: take the `device` cpu.")
     return torch.device(name)
 
 

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from lgq.errors import LGQWarning
 from lgq.progress import ProgressLines, unwatched
@@ -38,7 +39,7 @@ def show(result: RenderableType, *, on_errors: bool = False) -> None:
     """Print a result; of several processes, the first one prints it."""
     if _is_first():
         console = ERRORS if on_errors else _Output()
-        plain = isinstance(result, str)
+        plain = isinstance(result, str | Text)
         console.print(result, highlight=not plain, markup=not plain, soft_wrap=plain)
 
 
@@ -56,8 +57,10 @@ def printable(text: object) -> str:
 
 
 @contextmanager
-def log_to_the_console() -> Iterator[None]:
+def log_to_the_console(worded: Callable[[str], str]) -> Iterator[None]:
     """Print what the library logs and warns of inside the block, one line each.
+
+    worded: puts the text of an `LGQWarning` into the words of the command line.
 
     Processes other than the first print only what is logged as a warning. An `LGQWarning` is about the run,
     so the first process alone prints it, and once however often it comes.
@@ -69,14 +72,16 @@ def log_to_the_console() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", LGQWarning)
-            warnings.showwarning = _one_line_of(LGQWarning, otherwise=warnings.showwarning)
+            warnings.showwarning = _one_line_of(LGQWarning, worded, otherwise=warnings.showwarning)
             yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
-def _one_line_of(ours: type[Warning], otherwise: Callable[..., None]) -> Callable[..., None]:
+def _one_line_of(
+    ours: type[Warning], worded: Callable[[str], str], otherwise: Callable[..., None]
+) -> Callable[..., None]:
     """Return a `warnings.showwarning` that prints one kind of warning as a line, each text once."""
     shown: set[str] = set()
 
@@ -85,7 +90,7 @@ def _one_line_of(ours: type[Warning], otherwise: Callable[..., None]) -> Callabl
             otherwise(message, category, *place)
         elif str(message) not in shown:
             shown.add(str(message))
-            say(f"warning: {message}")
+            say(f"warning: {worded(str(message))}")
 
     return show_warning
 

@@ -67,9 +67,7 @@ class Evaluate:
     """Images: a folder, a shard pattern such as val-{000..001}.tar, or `sample:held-out`. A tokenizer
     reconstructs them; a generator's images are compared with them."""
     images: int | None = None
-    """Tokenizer: evaluate on a random subset of this many images, the same for every tokenizer; default all.
-    Generator: generate this many images with each seed; default 50,000. Generator with --tokens only: mask
-    the tokens of this many images, evenly spread; default all."""
+    """Number of images of --data to take, a random subset that is the same for every model; default all."""
     image_size: int | None = None
     """Tokenizer: side of the centre crop in pixels; default that of its run."""
     geometry: Literal["auto", "umap", "pca"] | None = None
@@ -77,14 +75,18 @@ class Evaluate:
     of codes among latents). The plot is made by umap, by pca, or (auto) by umap if it is installed."""
     reference: Path | None = None
     """Generator: an .npz file with mu and sigma to compare with, in place of --data."""
-    seeds: tuple[int, ...] = SEEDS
-    """Generator: sampling seeds; all images are generated with each."""
+    samples: int | None = None
+    """Generator: images to draw with each sampling seed; default as many as --images, else 50,000."""
+    sampling_seeds: tuple[int, ...] = SEEDS
+    """Generator: seeds of the images that are drawn."""
     tokens: Path | None = None
     """Generator: directory of tokens whose likelihood is measured."""
+    masked_images: int | None = None
+    """Generator: number of images whose tokens are masked, evenly spread over --tokens; default all."""
     train_tokens: Path | None = None
     """Generator: tokens that it was trained on; their frequencies give the cross-entropies of --tokens."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """Generator: how images are sampled."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    """How a generator draws images."""
     batch_size: int = SAMPLING_BATCH
     """Images per batch; a generator draws different images with a different batch size."""
     workers: int = 1

@@ -71,21 +71,21 @@ class Report:
     """The results directory of `lgq experiment`."""
     out: Path = Path("report.html")
     """HTML file to write; a browser shows it without a network."""
-    keep: Path | None = None
+    copy: Path | None = None
     """Directory for a copy of the records, curves and pictures that the page shows, without weights; None
     copies nothing."""
 
     def run(self) -> int:
         from lgq.reporting.page import report
 
-        summary = report(self.results, self.out, keep=self.keep)
+        summary = report(self.results, self.out, copy=self.copy)
         for file, reason in summary.damaged.items():
             say(f"left out {file}: {reason}")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in summary.outcomes.items())
         say(f"{summary.runs} runs; claims of the paper: {outcomes}.")
         say(f"the page, {summary.bytes / 1e6:.1f} MB: {self.out}")
         if summary.kept_bytes is not None:
-            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.keep}")
+            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.copy}")
         return 0
 
 

@@ -14,7 +14,6 @@ from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
-# Not by `tyro.conf.configure`: within a generator's run these options keep their prefix, as it has steps too.
 SamplingOptions = Annotated[Sampling, tyro.conf.arg(name="")]
 
 
@@ -33,6 +32,7 @@ class _Draws:
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
     sampling: SamplingOptions = field(default_factory=Sampling)
+    """How the generator draws images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Sample(_Draws):
     files such as class-0007-00000.png, the first image of class 7; processes of torchrun share the files, and
     the same command continues after a stop, with any number of processes."""
     classes: tuple[int, ...] = ()
-    """Numbers of classes; by default up to 8 that spread over all classes, or with --images all classes."""
+    """Numbers of classes; by default up to 8 that spread over all classes, or with --samples all classes."""
     count: int | None = None
     """Images per class, 8 by default."""
-    images: int | None = None
+    samples: int | None = None
     """Instead of --count: images in all, one class after the other. With the seed and the batch size of an
     evaluation, these are the images that it measured."""
 

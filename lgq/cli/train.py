@@ -9,13 +9,19 @@ import tyro
 from lgq.cli.console import key_values, say, show
 from lgq.config import to_json
 from lgq.files import json_bytes
-from lgq.runs import NamedRun, named_generator, named_generators, named_run, named_tokenizers, read_run
+from lgq.runs import (
+    NamedRun,
+    generator_names,
+    named_generator,
+    named_generators,
+    named_run,
+    named_tokenizers,
+    read_run,
+    tokenizer_names,
+)
 from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
-from lgq.training.settings import GeneratorRun, LoopSettings, TokenizerRun
-
-# `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
-tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
+from lgq.training.settings import GeneratorRun, TokenizerRun
 
 _ENDINGS = {
     "finished": "all {step:,} steps are done",
@@ -62,6 +68,8 @@ class Train:
     dry_run: bool = False
     """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
+
+    names = staticmethod(tokenizer_names)
 
     @classmethod
     def named(cls, name: str | None, file: str | None) -> TokenizerRun:
@@ -112,6 +120,8 @@ class TrainGenerator:
     dry_run: bool = False
     """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
+
+    names = staticmethod(generator_names)
 
     @classmethod
     def named(cls, name: str | None, file: str | None) -> GeneratorRun:

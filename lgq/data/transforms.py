@@ -47,12 +47,12 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest_area <= 1:
-            raise LGQError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
+            raise LGQError(f"`smallest_area` is a share in (0, 1], got {self.smallest_area}.")
         if not 1 <= self.widest_aspect < float("inf"):
-            raise LGQError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
+            raise LGQError(f"`widest_aspect` is width over height, 1 or more, got {self.widest_aspect}.")
         for name in ("flip", "exchange"):
             if not 0 <= getattr(self, name) <= 1:
-                raise LGQError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
+                raise LGQError(f"`{name}` is a probability in [0, 1], got {getattr(self, name)}.")
 
 
 def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:

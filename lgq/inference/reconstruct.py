@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.checks import require_at_least
 from lgq.data.images import BrokenImage, DataError, read_stored_image
 from lgq.data.transforms import to_png, to_tensor
+from lgq.errors import LGQError
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
 from lgq.inference import TokenizerSource, tokenizer_on_device
@@ -57,7 +57,8 @@ def reconstruct(
     Images keep their size, except for up to f - 1 rows and columns at the borders, as f must divide it.
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
-    require_at_least(1, images=len(images))
+    if not images:
+        raise LGQError("there is nothing to reconstruct: name one image file or more.")
     tokenizer = tokenizer_on_device(tokenizer, weights)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}

@@ -228,7 +228,7 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
 
 def _quantizer_of(tokenizer: Tokenizer, stage: int) -> Quantizer:
     if stage not in range(tokenizer.stages):
-        raise LGQError(f"stage must lie in 0..{tokenizer.stages - 1}, the tokenizer's stages, got {stage}.")
+        raise LGQError(f"`stage` must lie in 0..{tokenizer.stages - 1}, the tokenizer's stages, got {stage}.")
     quantizer = tokenizer.quantizer
     chosen: Any = quantizer.stages[stage] if isinstance(quantizer, Residual) else quantizer
     return chosen

@@ -125,9 +125,9 @@ def evaluate_generation(
 def require_sample_plan(samples: int, seeds: Sequence[int], batch_size: int) -> None:
     """Check numbers that `evaluate_generation` needs, for callers with long work before it."""
     require_at_least(1, batch_size=batch_size)
-    require_at_least(2, images=samples)
+    require_at_least(2, samples=samples)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise LGQError(f"sampling seeds must be one or more different numbers, got {list(seeds)}.")
+        raise LGQError(f"`sampling_seeds` must be one or more different numbers, got {list(seeds)}.")
 
 
 @dataclass

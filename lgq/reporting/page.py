@@ -78,18 +78,18 @@ class Album(NamedTuple):
 
 
 def report(
-    results: str | Path, out: str | Path = "report.html", *, keep: str | Path | None = None
+    results: str | Path, out: str | Path = "report.html", *, copy: str | Path | None = None
 ) -> ReportSummary:
     """Write the report of a results directory to the HTML file `out`.
 
-    keep: directory for a copy of the records, curves and pictures behind the page, without weights; None
+    copy: directory for a copy of the records, curves and pictures behind the page, without weights; None
         copies nothing.
     """
     page_file = Path(out)
     if page_file.is_dir():
         raise LGQError(f"{out} is a directory: give a file such as {page_file / 'report.html'}.")
-    if keep is not None and Path(keep).resolve() == Path(results).resolve():
-        raise LGQError(f"{keep} is the results directory itself: choose another directory to keep them in.")
+    if copy is not None and Path(copy).resolve() == Path(results).resolve():
+        raise LGQError(f"{copy} is the results directory itself: choose another directory for the copy.")
     result_set = read_result_set(results)
     page = report_page(result_set).encode("utf-8", "replace")
     make_directory(page_file.absolute().parent)
@@ -99,7 +99,7 @@ def report(
         bytes=len(page),
         outcomes={str(outcome): n for outcome, n in count_outcomes(decide_claims(result_set)).items()},
         damaged=result_set.damaged,
-        kept_bytes=None if keep is None else _keep(result_set, Path(keep)),
+        kept_bytes=None if copy is None else _keep(result_set, Path(copy)),
     )
 
 

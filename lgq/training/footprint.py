@@ -52,7 +52,7 @@ def tokenizer_footprint(
     data = open_dataset(data) if isinstance(data, str | Path) else data
     require_feasible(run)
     if isinstance(data, PipeDataset):
-        raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without --dry-run.")
+        raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without a dry run.")
     run = run.for_data(len(data))
     # LPIPS with random weights takes the same memory.
     without_lpips = replace(run, loss=replace(run.loss, lpips=0.0))

@@ -95,8 +95,8 @@ class History:
             return self
         if steps <= step:
             raise LGQError(
-                f"{run} has done {step:,} of its {planned:,} steps, and --steps {steps} asks for no more: "
-                f"choose more than {step:,}, or another --out for a new run."
+                f"{run} has done {step:,} of its {planned:,} steps, and `steps` {steps} asks for no more: "
+                f"choose more than {step:,}, or another `out` for a new run."
             )
         extension = Extension(step=step, planned=planned, steps=steps)
         return replace(self, extensions=(*self.extensions, extension))
@@ -107,8 +107,8 @@ class History:
             return
         was = "random weights" if self.start_from is None else self.start_from.source
         raise LGQError(
-            f"{run} began with other weights: --start-from (was {was}, now {asked.source}); leave "
-            "--start-from out to continue this run, or choose another --out for a new one."
+            f"{run} began with other weights: `start_from` (was {was}, now {asked.source}); leave "
+            "`start_from` out to continue this run, or choose another `out` for a new one."
         )
 
 
@@ -128,7 +128,7 @@ def require_same_network(
     names = [name for name in here if name not in but and here[name] != there[name]]
     if names:
         differences = ", ".join(f"{name} (there {there[name]}, here {here[name]})" for name in names)
-        options = (f"--{network}.{name.replace('_', '-')} {_words(there[name])}" for name in names)
+        options = (f"`{network}.{name}` {_words(there[name])}" for name in names)
         raise LGQError(
             f"cannot start from {source}, as its {network} has other {differences}: "
             f"train with {' '.join(options)}, or start from weights of this {network}."

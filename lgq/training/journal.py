@@ -159,8 +159,10 @@ class WandbTracker:
         try:
             self._wandb_run = _start(run, project, run_id, config)
         except ImportError as error:
-            way_out = "install it with: pip install 'lgq[wandb]', or leave wandb unset"
-            raise LGQError(f"wandb={project!r} needs a package that is not installed: {way_out}.") from error
+            way_out = "install it with: pip install 'lgq[wandb]', or leave `wandb` unset"
+            raise LGQError(
+                f"`wandb` {project!r} needs a package that is not installed: {way_out}."
+            ) from error
         except Exception as error:
             if not resumed:
                 way_out = "log in with `wandb login`, or set WANDB_MODE=offline in the environment"

@@ -29,8 +29,8 @@ def require_feasible(run: TokenizerRun) -> None:
     """Refuse images too small for the discriminator, and networks too large for the memory."""
     if run.loss.gan and run.image_size < (smallest := PatchDiscriminator().min_side):
         raise LGQError(
-            f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "
-            "use larger images, or set loss.gan=0."
+            f"the discriminator needs images of {smallest} pixels or more, got `image_size` "
+            f"{run.image_size}: use larger images, or set `loss.gan` to 0."
         )
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -45,7 +45,8 @@ def require_feasible(run: TokenizerRun) -> None:
     if needed > _total_memory():
         raise LGQError(
             f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and this machine has "
-            f"{_total_memory() / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
+            f"{_total_memory() / 2**30:,.0f}: choose a smaller `codebook_size` or backbone, or fewer "
+            "`stages`."
         )
 
 

@@ -21,6 +21,7 @@ from lgq.errors import LGQError
 from lgq.files import named_disk_errors, replace_json
 from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
+from lgq.quantizers import foreign_quantizers
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.history import HISTORY_FIELDS
 from lgq.training.settings import LoopSettings
@@ -41,14 +42,8 @@ depend, becomes a part of the run's history."""
 
 _VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data", "validation_tokens")
 """Settings of validations, which may change until there is a score that later ones are compared with."""
-_SOURCES = {
-    "data": "--data",
-    "validation_data": "--val-data",
-    "tokens": "--tokens",
-    "validation_tokens": "--val-tokens",
-    "quantizer_options": "--quantizer-options",
-}
-"""Options behind the sections of config.json that have no options of their own."""
+_SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
+"""Keywords behind the sections of config.json that have other names."""
 _MISSING = "nothing"
 
 
@@ -60,9 +55,11 @@ def require_resumable(run: Path, resume: Resume) -> None:
         raise LGQError(f"{run} has a {CONFIG} that belongs to no run: choose another directory.")
     has_run = has_config or is_saved
     if resume == "never" and has_run:
-        raise LGQError(f"{run} holds a run already: choose another directory, or resume it with resume=auto.")
+        raise LGQError(
+            f"{run} holds a run already: choose another directory, or resume it with `resume` auto."
+        )
     if resume == "must" and not has_run:
-        raise LGQError(f"{run} holds no run to resume: check the path, or start one with resume=auto.")
+        raise LGQError(f"{run} holds no run to resume: check the path, or start one with `resume` auto.")
 
 
 def has_checkpoints(run: Path) -> bool:
@@ -73,33 +70,28 @@ def has_checkpoints(run: Path) -> bool:
 def require_same_settings(
     run: Path, saved: dict[str, Any], current: dict[str, Any], *, validated: bool
 ) -> None:
-    """Refuse to resume with settings that change the run's weights; the error names the options that differ.
+    """Refuse to resume with settings that change the run's weights; the error names those that differ.
 
     validated: whether the run has a best score, with which later ones are compared.
     """
     before, now = settings_by_path(saved), settings_by_path(current)
     differences = [
-        f"{option_name(path, saved)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"`{_keyword(path)}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING)
         and path.split(".")[0] not in (HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
     ]
     if differences:
         ways_out = (
-            "run with the old values, choose another --out for a new run, or begin that one with the weights "
-            f"of this one: --start-from {run}"
+            "run with the old values, choose another `out` for a new run, or begin that one with the weights "
+            f"of this one: `start_from` {run}"
         )
         raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
 
 
-def option_name(path: str, config: dict[str, Any]) -> str:
-    """Return how a setting of config.json is written on the command line."""
-    section, _, name = path.partition(".")
-    if section in _SOURCES:
-        return f"{_SOURCES[section]} {name}"
-    if path == "image_size" and config.get("kind") == "generator":
-        return "--tokens image_size"
-    return f"--{path.removeprefix('loop.').replace('_', '-')}"
+def _keyword(path: str) -> str:
+    section, dot, name = path.partition(".")
+    return f"{_SOURCES.get(section, section)}{dot}{name}"
 
 
 def describe_run(run: Path, config: dict[str, Any]) -> None:
@@ -123,6 +115,7 @@ def describe_environment(seed: int | None) -> dict[str, Any]:
         "seed": seed,
         "world_size": world_size(),
         "devices": devices or [processor],
+        "plugins": foreign_quantizers(),
     }
 
 

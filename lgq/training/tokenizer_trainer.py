@@ -74,7 +74,7 @@ def train(
     training_data = _opened(data)
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run)
-    require_random_access(validation_data, "validation (--val-data)")
+    require_random_access(validation_data, "validation (`val_data`)")
     trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")

@@ -137,12 +137,12 @@ class CodeUse:
     def _way_out(self, step: int) -> str:
         """Return the likely causes after so many steps, each with the option to turn."""
         run = self._run
-        causes = [f"a learning rate that is too high (lower --learning-rate, now {run.learning_rate:g})"]
+        causes = [f"a learning rate that is too high (lower `learning_rate`, now {run.learning_rate:g})"]
         if run.loss.gan and step > run.loss.discriminator_start:
-            causes.append(f"a GAN term that is too strong (lower --loss.gan, now {run.loss.gan:g})")
+            causes.append(f"a GAN term that is too strong (lower `loss.gan`, now {run.loss.gan:g})")
         if remedies := quantizer_remedies(self._options):
-            causes.append(f"a quantizer that spreads its codes too little (--quantizer-options: {remedies})")
-        causes.append(f"more codes than the data need (lower --codebook-size, now {run.codebook_size:,})")
+            causes.append(f"a quantizer that spreads its codes too little (`quantizer_options`: {remedies})")
+        causes.append(f"more codes than the data need (lower `codebook_size`, now {run.codebook_size:,})")
         return f"likely causes: {', '.join(causes[:-1])}, or {causes[-1]}."
 
 
@@ -169,9 +169,9 @@ def idle_discriminator(run: TokenizerRun) -> Finding | None:
         return None
     return Finding(
         "idle_discriminator",
-        f"the discriminator never trains: it joins at step {start:,} (--loss.discriminator-start), and the "
-        f"run ends after {steps:,} steps (--steps, --epochs); lower the one, raise the other, or train "
-        "without a discriminator (--loss.gan 0).",
+        f"the discriminator never trains: it joins at step {start:,} (`loss.discriminator_start`), and the "
+        f"run ends after {steps:,} steps (`steps`, `epochs`); lower the one, raise the other, or train "
+        "without a discriminator (`loss.gan` 0).",
     )
 
 
@@ -180,5 +180,5 @@ def unreliable_rfid(images: int, features: int) -> Finding | None:
     problem = few_images("rFID", images, features) if images else None
     if problem is None:
         return None
-    way_out = "raise --validation-images (and --rfid-images), or choose --best-by lpips or l1"
+    way_out = "raise `validation_images` (and `rfid_images`), or choose `best_by` lpips or l1"
     return Finding("few_images", f"{problem}; {way_out}.")

@@ -23,7 +23,7 @@ from lgq.training.journal import read_records
 
 SIDE, CODES = 8, 6
 CPU = torch.device("cpu")
-DRAWN = ["--images", 24, "--seeds", 0, 1, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
+DRAWN = ["--samples", 24, "--sampling-seeds", 0, 1, "--steps", 2, "--batch-size", 5, "--workers", 0]
 
 
 def build() -> Tokenizer:
@@ -123,8 +123,19 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
 
 def test_an_evaluation_is_printed_recorded_and_drawn(made, tmp_path, capsys):
     out = tmp_path / "out"
-    command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1, "--tokens"]
-    command += [made.val, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
+    command = [
+        "evaluate",
+        made.generator,
+        "--data",
+        made.photos,
+        "--samples",
+        24,
+        "--sampling-seeds",
+        0,
+        1,
+        "--tokens",
+    ]
+    command += [made.val, "--steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
     lgq(*command)
     printed = capsys.readouterr().out
     (record,) = read_results(out / "results.jsonl")

@@ -14,7 +14,7 @@ from lgq.config import to_json
 from lgq.runs import named_generator, named_run, tokenizer_names
 from lgq.tokenizer import Tokenizer
 from lgq.training.journal import read_records
-from lgq.training.run_directory import option_name, settings_by_path
+from lgq.training.run_directory import settings_by_path
 
 TRAIN = ["train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
 
@@ -109,18 +109,3 @@ def test_the_list_of_runs_has_a_line_for_every_name(capsys):
     assert names == ["name", *tokenizer_names(), "name", "pocket", "imagenet256", "smoke"]
     (line,) = (" ".join(words) for words in lines if words[0] == "imagenet256-lgq")
     assert line == "imagenet256-lgq LGQ 256 x 256 16 x 16 16,384 2,000,000 The paper's run, for four GPUs"
-
-
-@pytest.mark.parametrize(
-    ("command", "settings"),
-    [("train", named_run("pocket-lgq")), ("train-generator", named_generator("pocket"))],
-)
-def test_settings_are_refused_under_names_that_the_command_line_knows(command, settings, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    known = set(capsys.readouterr().out.replace(",", " ").split())
-    paths = settings_by_path(to_json(settings))
-    assert len(paths) > 30
-    for path in paths:
-        option, *_ = option_name(path, {}).split()
-        assert {option, option.replace("--", "--no-")} & known, path

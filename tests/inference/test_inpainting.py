@@ -130,5 +130,5 @@ def test_mistakes_are_named(tmp_path):
         inpaint(maskgit, image, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
     with pytest.raises(LGQError, match=r"class 2 is not among 0\.\.1"):
         inpaint(maskgit, image, box=RIGHT, label=2)
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`count` must be at least 1, got 0"):
         inpaint(maskgit, image, box=RIGHT, label=0, count=0)

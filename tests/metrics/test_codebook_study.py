@@ -139,7 +139,7 @@ def test_progress_counts_images_broken_ones_are_left_out_and_bad_settings_refuse
     assert result.images == IMAGES - 1
     with pytest.raises(ValueError, match=r"must be multiples of 2, got 7 x 7"):
         study_codebook(tokenizer_of(), FolderDataset(photos), image_size=7)
-    with pytest.raises(ValueError, match=r"stage must lie in 0\.\.0.*got 1"):
+    with pytest.raises(ValueError, match=r"`stage` must lie in 0\.\.0.*got 1"):
         study(photos, tokenizer_of(), stage=1)
 
 

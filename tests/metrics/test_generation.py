@@ -243,9 +243,9 @@ def test_a_record_holds_all_that_the_metrics_depend_on(reference, networks, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 1}, "images must be at least 2, got 1"),
-        ({"classes": 0}, "classes must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"samples": 1}, "`samples` must be at least 2, got 1"),
+        ({"classes": 0}, "`classes` must be at least 1, got 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         ({"seeds": ()}, r"one or more different numbers, got \[\]"),
         ({"seeds": (1, 2, 1)}, r"one or more different numbers, got \[1, 2, 1\]"),
     ],

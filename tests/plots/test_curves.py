@@ -67,5 +67,5 @@ def test_half_of_the_plot_is_shaded_where_half_of_the_codes_are_unused():
 def test_a_run_without_records_and_a_histogram_of_no_tokens_raise_an_error():
     with pytest.raises(ValueError, match=r"none of 0 records .* train for some steps"):
         training_curves([])
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`tokens` must be at least 1, got 0"):
         usage_histogram(torch.zeros(4, dtype=torch.int64))

@@ -174,14 +174,14 @@ def test_a_run_that_warned_is_named_with_its_warnings(tmp_path):
 def test_places_that_hold_no_results_or_cannot_take_the_page_are_refused(results, tmp_path):
     page, empty = tmp_path / "page.html", tmp_path / "empty"
     empty.mkdir()
-    for message, source, out, keep in (
+    for message, source, out, copy in (
         ("lgq experiment", tmp_path / "gone", page, None),
         ("lgq experiment", empty, page, None),
         ("is a directory: give a file", results.root, tmp_path, None),
         ("choose another directory", results.root, page, results.root),
     ):
         with pytest.raises(LGQError, match=message):
-            report(source, out, keep=keep)
+            report(source, out, copy=copy)
         assert not page.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_copy_gives_the_same_page_without_weights(results, tmp_path):
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(100))
     page, again, copy = tmp_path / "page.html", tmp_path / "again.html", tmp_path / "copy"
-    summary = lgq.report(results.root, page, keep=copy)
+    summary = lgq.report(results.root, page, copy=copy)
     report(copy, again)
     assert again.read_bytes() == page.read_bytes()
     copied = [file for file in copy.rglob("*") if file.is_file()]
