@@ -9,12 +9,9 @@ import torch
 from command_line import TINY_GENERATOR, TINY_TOKENIZER, lgq, mistake
 from token_sets import write_tokens
 
-from lgq.cli import main
-from lgq.config import to_json
-from lgq.runs import named_generator, named_run, tokenizer_names
+from lgq.runs import named_run, tokenizer_names
 from lgq.tokenizer import Tokenizer
 from lgq.training.journal import read_records
-from lgq.training.run_directory import settings_by_path
 
 TRAIN = ["train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
 
