@@ -50,22 +50,23 @@ class Watch:
         self._said: set[str] = set()
 
     def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what earlier processes of the run have seen and said, from their records."""
+        """Take over what earlier processes of the run have seen and said; foreign records are left out."""
         for record in records:
-            if record["split"] == WARNING:
-                self._said.add(record["cause"])
-            else:
-                self._look(record["step"], record["split"], record["values"])
+            split, values = record.get("split"), record.get("values")
+            if split == WARNING:
+                self._said.add(str(record.get("cause")))
+            elif isinstance(split, str) and isinstance(values, dict):
+                self._look(record["step"], split, values)
 
     def at_start(self) -> list[Finding]:
         """Return the findings about the settings that were not said yet."""
         return self._news(self._start)
 
-    def look(self, step: int, split: str, values: Mapping[str, float | None]) -> list[Finding]:
+    def look(self, step: int, split: str, values: Mapping[str, Any]) -> list[Finding]:
         """Return what a record shows and was not said yet."""
         return self._news(self._look(step, split, values))
 
-    def _look(self, step: int, split: str, values: Mapping[str, float | None]) -> list[Finding]:
+    def _look(self, step: int, split: str, values: Mapping[str, Any]) -> list[Finding]:
         return [] if self._use is None else self._use.look(step, split, values)
 
     def _news(self, findings: Iterable[Finding]) -> list[Finding]:
@@ -94,7 +95,7 @@ class CodeUse:
         self._recent: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         self._best: dict[str, float] = defaultdict(float)
 
-    def look(self, step: int, split: str, values: Mapping[str, float | None]) -> list[Finding]:
+    def look(self, step: int, split: str, values: Mapping[str, Any]) -> list[Finding]:
         """Return what one record shows; nothing in the first tenth of a run, of 100 to 1,000 steps."""
         metric, findings = _MEASURES.get(split), []
         if metric is None or step < self._first_step:
@@ -105,9 +106,9 @@ class CodeUse:
                 findings.append(finding)
         return findings
 
-    def _share(self, name: str, metric: str, value: float | None) -> float | None:
+    def _share(self, name: str, metric: str, value: Any) -> float | None:
         """Return the used share of the codes within reach; None until there are batches enough."""
-        if value is None:
+        if not isinstance(value, int | float):
             return None
         if metric == UTILIZATION:
             return value * self._run.codebook_size / self._reachable[metric]

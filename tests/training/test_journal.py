@@ -12,6 +12,8 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import tiny_generator
+import tiny_run
 import torch
 from faulty_disk import FaultyDisk
 from identity import assert_identical
@@ -109,6 +111,23 @@ def test_tensorboard_shows_pictures_and_warnings(tmp_path):
     assert np.array_equal(np.asarray(Image.open(BytesIO(picture.encoded_image_string))), to_pixels(GRADIENT))
     (warning,) = board.Tensors("warning/few_codes/text_summary")
     assert (warning.step, warning.tensor_proto.string_val[0]) == (4, b"few codes are used")
+
+
+def test_tensorboard_has_the_pictures_that_validations_write(photos, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tiny_run.train(tiny_run.TINY, photos, tmp_path / "run")
+    tiny_generator.train(
+        tiny_generator.TINY, tiny_generator.draw_tokens(tmp_path / "tokens"), tmp_path / "generator"
+    )
+    for run, names in (("run", {"reconstructions", "usage"}), ("generator", {"samples"})):
+        board = EventAccumulator(str(tmp_path / run / TENSORBOARD)).Reload()
+        assert set(board.Tags()["images"]) == {f"validation/{name}" for name in names}
+        for event in board.Images(f"validation/{min(names)}"):
+            written = Image.open(tmp_path / run / "images" / f"step-{event.step:06d}.png")
+            shown = Image.open(BytesIO(event.encoded_image_string))
+            assert np.array_equal(np.asarray(shown), np.asarray(written))
+        assert [event.step for event in board.Images(f"validation/{max(names)}")] == [3, 6]
 
 
 def test_a_warning_is_a_record_with_its_cause(tmp_path):

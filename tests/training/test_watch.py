@@ -205,6 +205,14 @@ def test_findings_about_settings_are_said_once_over_restarts():
     assert second.at_start() == []
 
 
+def test_records_that_the_run_did_not_write_are_left_out():
+    foreign = [{}, {"split": 3}, {"split": "validation", "values": []}, {"split": "warning"}]
+    foreign.append({"split": "validation", "values": {"utilization": "all"}})
+    second = watch()
+    second.replay({"step": 1_000} | record for record in foreign)
+    assert causes(second, *validations(0.001)) == ["few_codes"]
+
+
 @pytest.fixture
 def _judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lgq.training.watch._FIRST_STEPS", (1, 1))
