@@ -84,7 +84,7 @@ class Experiment:
     name: str
     title: str
     paper: str = ""
-    """Label of the table in the paper; empty where the paper has none."""
+    """Number of the table in the paper, such as "Table 2"; empty where the paper has none."""
     rows: Callable[[Scale], list[Row]]
     seeds: int = 1
     """Number of training seeds where the user gives none."""
