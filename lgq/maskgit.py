@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lgq.checks import require_at_least
 from lgq.config import to_json
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
@@ -201,17 +202,24 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         }
 
 
-def load_generator(source: str | Path | MaskGIT, weights: WeightsChoice = "best") -> MaskGIT:
+def load_generator(
+    source: str | Path | MaskGIT,
+    weights: WeightsChoice = "best",
+    *,
+    device: str | torch.device | None = None,
+) -> MaskGIT:
     """Load the generator of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
 
     weights: of a run, those of the best validation or those of the last checkpoint.
+    device: the words of `--device`, such as "auto" or "cuda"; None loads onto the CPU.
 
-    A generator that is loaded already is returned as it is.
+    A generator that is loaded already is returned as it is, on the device if one is given.
     """
     if isinstance(source, MaskGIT):
-        return source
+        return source if device is None else source.to(resolve_device(device))
     require_kind(source, "generator")
-    return MaskGIT.from_pretrained(published_weights(source, weights))
+    own = resolve_device(device or "cpu")
+    return MaskGIT.from_pretrained(published_weights(source, weights), map_location=own)
 
 
 def _shape(sizes: Sequence[int]) -> str:

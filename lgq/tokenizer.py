@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lgq.checks import require_at_least, require_at_most
 from lgq.config import from_json, to_json
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
@@ -192,17 +193,24 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         return images
 
 
-def load_tokenizer(source: str | Path | Tokenizer, weights: WeightsChoice = "best") -> Tokenizer:
+def load_tokenizer(
+    source: str | Path | Tokenizer,
+    weights: WeightsChoice = "best",
+    *,
+    device: str | torch.device | None = None,
+) -> Tokenizer:
     """Load the tokenizer of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
 
     weights: of a run, those of the best validation or those of the last checkpoint.
+    device: the words of `--device`, such as "auto" or "cuda"; None loads onto the CPU.
 
-    A tokenizer that is loaded already is returned as it is.
+    A tokenizer that is loaded already is returned as it is, on the device if one is given.
     """
     if isinstance(source, Tokenizer):
-        return source
+        return source if device is None else source.to(resolve_device(device))
     require_kind(source, "tokenizer")
-    tokenizer = Tokenizer.from_pretrained(published_weights(source, weights))
+    own = resolve_device(device or "cpu")
+    tokenizer = Tokenizer.from_pretrained(published_weights(source, weights), map_location=own)
     settings = run_settings(source)
     tokenizer.image_size = None if settings is None else int(settings["image_size"])
     return tokenizer

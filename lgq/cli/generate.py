@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import progress_of, say
+from lgq.cli.device import Device
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample
@@ -32,6 +33,7 @@ class _Draws:
     """Seed of the images: the same command with the same seed draws the same images."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
     sampling: SamplingOptions = field(default_factory=Sampling)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
+from lgq.cli.device import Device
 from lgq.data.shard_writer import shard
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode
@@ -58,6 +59,7 @@ class Reconstruct:
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("reconstructing") as report:
@@ -88,6 +90,7 @@ class Encode:
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
     dry_run: bool = False
     """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
@@ -117,6 +120,7 @@ class Decode:
     """Images per batch."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("decoding") as report:

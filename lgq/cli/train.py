@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from lgq.cli.console import key_values, say, show
+from lgq.cli.device import Device
 from lgq.config import to_json
 from lgq.files import json_bytes
 from lgq.runs import named_generator, named_run
@@ -53,6 +54,7 @@ class Train:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    device: Device = "auto"
     dry_run: bool = False
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
@@ -63,10 +65,11 @@ class Train:
         if self.dry_run:
             from lgq.training.footprint import tokenizer_footprint
 
-            return _show(tokenizer_footprint(self.settings, self.data))
+            return _show(tokenizer_footprint(self.settings, self.data, device=self.device))
         from lgq.training.tokenizer_trainer import train
 
-        outcome = train(self.settings, self.data, self.out, val_data=self.val_data, resume=self.resume)
+        options: Any = {"val_data": self.val_data, "resume": self.resume, "device": self.device}
+        outcome = train(self.settings, self.data, self.out, **options)
         return _ended(outcome, self.out)
 
 
@@ -91,6 +94,7 @@ class TrainGenerator:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    device: Device = "auto"
     dry_run: bool = False
     """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
@@ -98,14 +102,14 @@ class TrainGenerator:
     named = staticmethod(named_generator)
 
     def run(self) -> int:
-        sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
+        options: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer, "device": self.device}
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
-            return _show(generator_footprint(self.settings, self.tokens, **sources))
+            return _show(generator_footprint(self.settings, self.tokens, **options))
         from lgq.training.generator_trainer import train_generator
 
-        outcome = train_generator(self.settings, self.tokens, self.out, **sources, resume=self.resume)
+        outcome = train_generator(self.settings, self.tokens, self.out, **options, resume=self.resume)
         return _ended(outcome, self.out)
 
 
@@ -118,11 +122,12 @@ class Demo:
 
     out: Path = Path("demo")
     """Directory for the runs and the pictures."""
+    device: Device = "auto"
 
     def run(self) -> int:
         from lgq.demo import run_demo  # imports matplotlib
 
-        result = run_demo(self.out)
+        result = run_demo(self.out, device=self.device)
         if not result.values:
             return _ended(result.outcome, self.out)
         show("\n".join(["", *result.sentences(), "", f"After {result.seconds / 60:.1f} minutes, pictures:"]))

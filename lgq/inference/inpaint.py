@@ -25,7 +25,7 @@ from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.files import require_writable, write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import GeneratorSource, generator_on_device
+from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
@@ -62,6 +62,7 @@ def inpaint(
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Inpainted:
     """Redraw the masked part of an image `count` times, as an image of class `label`.
@@ -81,7 +82,7 @@ def inpaint(
     if (mask is None) == (box is None):
         raise LGQError("give what to redraw as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
-    generator = generator_on_device(generator, weights)
+    generator = generator_on_device(generator, weights, device)
     side, factor = generator.image_size, generator.tokenizer.factor
     if label is None and len(generator.classes) > 1:
         known = len(generator.classes)

@@ -17,7 +17,7 @@ from lgq.data.images import BrokenImage, DataError, read_stored_image
 from lgq.data.transforms import to_png, to_tensor
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import TokenizerSource, tokenizer_on_device
+from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
 from lgq.progress import Progress, unwatched
@@ -50,6 +50,7 @@ def reconstruct(
     out: str | Path,
     *,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Reconstructions:
     """Write each image beside its reconstruction, as `<name>-reconstructed.png` in a directory.
@@ -58,7 +59,7 @@ def reconstruct(
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
     require_at_least(1, images=len(images))
-    tokenizer = tokenizer_on_device(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}
     names = distinct_files(f"{Path(path).stem}-reconstructed" for path in images)

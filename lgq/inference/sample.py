@@ -36,7 +36,7 @@ from lgq.files import (
     write_file,
 )
 from lgq.hub import WeightsChoice
-from lgq.inference import GeneratorSource, generator_on_device
+from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import sample_grid
@@ -70,6 +70,7 @@ def sample(
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Samples:
     """Draw images of classes, as a PNG each or as one picture.
@@ -88,7 +89,7 @@ def sample(
     given = {"count": count, "images": images, "batch_size": batch_size}
     require_at_least(1, **{name: number for name, number in given.items() if number is not None})
     name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
-    generator = generator_on_device(generator, weights)
+    generator = generator_on_device(generator, weights, device)
     generator.require_classes(classes)
     if len(set(classes)) < len(classes):
         given_classes = " ".join(map(str, classes))

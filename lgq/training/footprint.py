@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lgq.data import ImageDataset, PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.models.lpips import LPIPS
 from lgq.models.masking import masked_loss
@@ -44,10 +45,12 @@ class Footprint:
         return self.run.loop.steps * self.run.images_per_step() / self.images
 
 
-def tokenizer_footprint(run: TokenizerRun, data: ImageDataset | str | Path) -> Footprint:
-    """Estimate what `train(run, data, ...)` needs; LPIPS need not be downloaded."""
+def tokenizer_footprint(
+    run: TokenizerRun, data: ImageDataset | str | Path, *, device: str | torch.device = "auto"
+) -> Footprint:
+    """Estimate what `train(run, data, ..., device=device)` needs; LPIPS need not be downloaded."""
     data = open_dataset(data) if isinstance(data, str | Path) else data
-    require_feasible(run)
+    require_feasible(run, resolve_device(device))
     if isinstance(data, PipeDataset):
         raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without --dry-run.")
     run = run.for_data(len(data))
@@ -81,8 +84,10 @@ def generator_footprint(
     *,
     val_tokens: TokenDataset | str | Path | None = None,
     tokenizer: Tokenizer | str | Path | None = None,
+    device: str | torch.device = "auto",
 ) -> Footprint:
     """Estimate what `train_generator` needs with these arguments, with all tokens of an image masked."""
+    resolve_device(device)
     training_tokens, _, decoder = open_tokens(tokens, val_tokens, tokenizer)
     run = run.for_data(len(training_tokens))
     transformer = build_generator(run, training_tokens, decoder).transformer

@@ -42,6 +42,7 @@ def train_generator(
     val_tokens: TokenDataset | str | Path | None = None,
     tokenizer: Tokenizer | str | Path | None = None,
     resume: Resume = "auto",
+    device: str | torch.device = "auto",
 ) -> Outcome:
     """Train a generator into the run directory `out`; the same call continues a run that was stopped.
 
@@ -52,12 +53,14 @@ def train_generator(
         copy beside the tokens. It stays frozen, and is saved with the generator.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
+    device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
 
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
     require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
-    trainer = GeneratorTrainer(run, training_tokens, validation_tokens or training_tokens, decoder, Path(out))
+    validated = validation_tokens or training_tokens
+    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), device)
     if val_tokens is None and rank() == 0:
         _log.warning("no validation tokens: validating on some of the training tokens")
     return run_loop(trainer, resume)
@@ -106,8 +109,9 @@ class GeneratorTrainer(Trainer):
         validation_tokens: TokenDataset,
         tokenizer: Tokenizer,
         out: Path,
+        device: str | torch.device = "auto",
     ):
-        device = join_processes()
+        device = join_processes(device)
         run = run.for_data(len(tokens), ranks=world_size())
         self.maskgit = build_generator(run, tokens, tokenizer).to(device)
         self.transformer = self.maskgit.transformer
