@@ -270,11 +270,12 @@ def test_metrics_need_no_float64_on_the_device(photos, generator, tmp_path, monk
     networks = MetricNetworks(LPIPS().to(float32_device), CheapInception().to(float32_device))
     monkeypatch.setattr(MetricNetworks, "available", lambda *_args, **_options: networks)
     data = {"image_size": 16, "workers": 0, "geometry": "pca"}
-    record = lgq.evaluate(generator / "tokenizer", photos, out=tmp_path / "record", **data)
+    record = lgq.evaluate(generator / "tokenizer", photos, out=tmp_path / "record", device="mps", **data)
     assert {"psnr", "lpips", "rfid", "kid", "precision"} <= record.metrics.keys()
-    samples = lgq.evaluate(
-        generator, photos, images=6, seeds=(0, 1), batch_size=4, workers=0, out=tmp_path / "g"
-    )
+    assert record.fields["environment"]["device"] == float32_device.type
+    assert " --device mps" in " ".join(record.fields["command"])
+    options = {"images": 6, "seeds": (0,), "batch_size": 4, "workers": 0, "out": tmp_path / "drawn"}
+    samples = lgq.evaluate(generator, photos, **options)
     assert {"gfid", "kid", "precision"} <= samples.metrics.keys()
 
 
