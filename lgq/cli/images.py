@@ -54,7 +54,8 @@ class Reconstruct:
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Image files; each keeps its size, except up to f - 1 rows and columns at the borders."""
+    """Image files, and folders of images; each image keeps its size, except up to f - 1 rows and columns at
+    the borders."""
     out: Path
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
@@ -74,8 +75,9 @@ class Encode:
 
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
-    data: str
-    """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
+    data: tuple[str, ...]
+    """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`; or image files, which have
+    no classes."""
     out: Path
     """Directory for the tokens."""
     image_size: int | None = None

@@ -8,6 +8,7 @@ Under torchrun, each process encodes a share.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -34,7 +35,7 @@ _BYTES_PER_IMAGE = 16
 
 def encode(
     tokenizer: TokenizerSource,
-    data: ImageDataset | str | Path,
+    data: ImageDataset | str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     image_size: int | None = None,
@@ -124,7 +125,7 @@ class EncodingCost:
 
 def estimate_encoding(
     tokenizer: TokenizerSource,
-    data: ImageDataset | str | Path,
+    data: ImageDataset | str | Path | Sequence[str | Path],
     *,
     image_size: int | None = None,
     batch_size: int = 32,
