@@ -9,6 +9,9 @@ from torch import Tensor
 
 from lgq.errors import LGQError
 
+_FARTHEST_VALUE = 2.0
+"""Largest absolute value of an image: resizing and augmentation overshoot 1, but not by far."""
+
 
 def _require(holds: Callable[[Any], bool], rule: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
@@ -60,9 +63,29 @@ def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
 
 def require_images(images: Tensor) -> None:
     if not images.is_floating_point():
-        raise LGQError(f"images must be float in [-1, 1], got {images.dtype}: scale bytes by x / 127.5 - 1.")
+        raise LGQError(
+            f"images must be float in [-1, 1], got {images.dtype}: convert them, images / 127.5 - 1."
+        )
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
         raise LGQError(f"images must be RGB of shape (b, 3, h, w), got shape {tuple(images.shape)}.")
+
+
+def require_image_values(images: Tensor) -> None:
+    """Refuse values far outside of [-1, 1]; images in [0, 1] look like bright ones, and pass."""
+    # A check of values would break the graph of torch.compile, and meta tensors have none.
+    if (
+        torch.compiler.is_compiling()
+        or images.is_meta
+        or not images.is_floating_point()
+        or not images.numel()
+    ):
+        return
+    low, high = (float(value) for value in torch.stack(images.detach().aminmax()).float().cpu())
+    if max(-low, high) > _FARTHEST_VALUE:
+        raise LGQError(
+            f"images must lie in [-1, 1], got values from {low:g} to {high:g}: convert bytes by "
+            "images / 127.5 - 1, or undo another normalization."
+        )
 
 
 def require_finite(z: Tensor) -> None:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from math import log2
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -138,14 +138,19 @@ def demo_generator() -> GeneratorRun:
 
 
 def run_demo(
-    out: str | Path = "demo", run: TokenizerRun | None = None, generator: GeneratorRun | None = None
+    out: str | Path = "demo",
+    run: TokenizerRun | None = None,
+    generator: GeneratorRun | None = None,
+    *,
+    device: str | torch.device = "auto",
 ) -> DemoResult:
     """Train, evaluate on held-out photographs and draw; the same call continues an interrupted one.
 
     run, generator: settings instead of `demo_run()` and `demo_generator()`.
+    device: where to train and encode, the words of `--device`; the pictures are made on the CPU.
     """
     began, out, run = time.monotonic(), Path(out), run or demo_run()
-    outcome = _train(out, run, generator or demo_generator())
+    outcome = _train(out, run, generator or demo_generator(), device)
     values: dict[str, float] = {}
     drawn: list[Picture] = []
     if outcome.reason != "interrupted":
@@ -161,16 +166,17 @@ def run_demo(
     return DemoResult(outcome=outcome, values=values, pictures=drawn, seconds=time.monotonic() - began)
 
 
-def _train(out: Path, run: TokenizerRun, generator: GeneratorRun) -> Outcome:
+def _train(out: Path, run: TokenizerRun, generator: GeneratorRun, device: str | torch.device) -> Outcome:
     """Train the tokenizer, then the generator on its tokens; return how the last training ended."""
     photographs = SampleDataset("train")
-    outcome = train(run, photographs, out / RUN, val_data=SampleDataset("held-out"))
+    outcome = train(run, photographs, out / RUN, val_data=SampleDataset("held-out"), device=device)
     if outcome.reason == "interrupted":
         return outcome
-    tokenizer = load_tokenizer(out / RUN, "last")
+    tokenizer = load_tokenizer(out / RUN, "last", device=device)
     tokens = encode(tokenizer, photographs, out / TOKENS, image_size=run.image_size, flips=True)
     # The held-out photographs are other classes, so the generator is validated on its training tokens.
-    return train_generator(generator, tokens, out / GENERATOR, val_tokens=tokens, tokenizer=tokenizer)
+    sources: dict[str, Any] = {"val_tokens": tokens, "tokenizer": tokenizer}
+    return train_generator(generator, tokens, out / GENERATOR, **sources, device=device)
 
 
 class _Reconstructed(NamedTuple):

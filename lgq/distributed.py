@@ -1,4 +1,4 @@
-"""Processes of a distributed run: rank, world size, sums and broadcasts. On one process all are no-ops."""
+"""Processes of a run and their devices: rank, sums and broadcasts, which are no-ops on one process."""
 
 import os
 from datetime import timedelta
@@ -11,18 +11,17 @@ from torch import Tensor
 from lgq.errors import LGQError
 
 
-def join_processes() -> torch.device:
+def join_processes(device: str | torch.device = "auto") -> torch.device:
     """Join the processes that torchrun started, if any, and return the device of this process.
+
+    device: what `resolve_device` takes.
 
     A process group whose size differs from WORLD_SIZE is an error: each process would do all the work alone.
     """
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and accelerator.type == "mps":
-        accelerator = None  # it has no float64, which metrics need
-    expected = int(os.environ.get("WORLD_SIZE", "1"))
+    resolved, expected = resolve_device(device), _expected_processes()
     if expected > 1 and not dist.is_initialized():
         # Counts and metrics are reduced on the CPU, gradients on the device.
-        backend = "gloo" if accelerator is None else "cpu:gloo,cuda:nccl"
+        backend = "cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo"
         # The first process computes some things alone, while the others wait.
         dist.init_process_group(backend, timeout=timedelta(days=1))
     if world_size() != expected:
@@ -30,11 +29,70 @@ def join_processes() -> torch.device:
             f"WORLD_SIZE is {expected}, but the process group has {world_size()} processes: start all "
             "processes with torchrun, which sets both."
         )
-    if accelerator is None:
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    return resolved
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """Return the device that a word of `--device` means here; a device that is not here is an error.
+
+    auto: CUDA where there is one, else MPS where it works, else the CPU.
+    cuda: the first GPU, or under torchrun the one whose number is LOCAL_RANK.
+    cuda:1, ...: that GPU, in a process of its own.
+    mps: the GPU of a Mac, in a process of its own.
+    """
+    processes = _expected_processes()
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if _mps_works() else "cpu"
+        if device == "mps" and processes > 1:  # which cannot exchange gradients there
+            device = "cpu"
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        asked = None
+    if asked is None or asked.type not in ("cpu", "cuda", "mps"):
+        raise _no_device(device, "a device is auto, cpu, cuda, cuda:N or mps")
+    if asked.type == "cpu":
         return torch.device("cpu")
-    device = torch.device(accelerator.type, int(os.environ.get("LOCAL_RANK", "0")))
-    torch.accelerator.set_device_index(device.index)
-    return device
+    if asked.type == "mps":
+        if not _mps_works():
+            raise _no_device(device, "it needs a Mac with a GPU that torch can use")
+        if processes > 1:
+            raise _no_device(device, f"it serves one process, and torchrun started {processes}")
+        return torch.device("mps")
+    own, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if not torch.cuda.is_available():
+        raise _no_device(device, "it needs an NVIDIA or AMD GPU, and a torch that is built for it")
+    # A device, unlike a word of the command line, may be what this function returned before.
+    if processes > 1 and asked.index is not None and (isinstance(device, str) or asked.index != own):
+        raise _no_device(device, "under torchrun each process has a GPU of its own, so write cuda")
+    index = own if asked.index is None else asked.index
+    if index >= gpus:
+        per_process = ", and each process of torchrun needs one" if asked.index is None else ""
+        raise _no_device(f"cuda:{index}", f"the GPUs of this machine are 0 to {gpus - 1}{per_process}")
+    return torch.device("cuda", index)
+
+
+def _expected_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _mps_works() -> bool:
+    """Whether torch can use the GPU of this Mac; in a virtual machine it may be present, and fail."""
+    if not torch.backends.mps.is_available():
+        return False
+    try:
+        torch.zeros(1, device="mps")
+    except RuntimeError:
+        return False
+    return True
+
+
+def _no_device(device: str | torch.device, rule: str) -> LGQError:
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    here = ", ".join(["cpu", *gpus, *["mps"] * _mps_works()])
+    return LGQError(f"device {str(device)!r} cannot be used: {rule}; available here: {here}.")
 
 
 def leave_processes() -> None:

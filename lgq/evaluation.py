@@ -28,7 +28,7 @@ from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.files import require_writable, write_file
 from lgq.hub import ModelKind, WeightsChoice, model_kind, published_weights, run_directory_of, run_settings
-from lgq.inference import generator_on_device, tokenizer_on_device
+from lgq.inference import Device, generator_on_device, tokenizer_on_device
 from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics import fid
 from lgq.metrics.codebook_study import draw_study, study_codebook
@@ -122,6 +122,7 @@ def evaluate(
     batch_size: int = SAMPLING_BATCH,
     workers: int = 1,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     out: str | Path | None = None,
     on_progress: Progress = unwatched,
 ) -> EvaluationRecord:
@@ -140,6 +141,7 @@ def evaluate(
     train_tokens: generator: tokens of its training, for the cross-entropies of `tokens`.
     sampling: generator: how images are sampled.
     weights: weights of a run.
+    device: where to compute, the words of `--device`; with "auto", a model stays on its device.
     out: directory for the record (results.jsonl) and pictures; None for RUN/evaluation, or for no files if
         `source` is a model.
     on_progress: called with images done and in all, from 0 again for each part of the work.
@@ -158,19 +160,19 @@ def evaluate(
     if kind == "tokenizer":
         if dataset is None:
             raise LGQError("a tokenizer is evaluated on images: give `data`.")
-        model: Any = tokenizer_on_device(source, weights)  # type: ignore[arg-type]  # its kind is known
+        model: Any = tokenizer_on_device(source, weights, device)  # type: ignore[arg-type]  # its kind is known
         fields, draw = _evaluate_tokenizer(
             model, dataset, model.resolve_image_size(image_size), geometry, loading
         )
     else:
         samples = (SAMPLES if images is None else images) if samples is None else samples
         _require_generator_options(given, dataset, samples, sampling_seeds, batch_size)
-        model = generator_on_device(source, weights)  # type: ignore[arg-type]
+        model = generator_on_device(source, weights, device)  # type: ignore[arg-type]
         token_sets = _open_tokens(model, tokens, train_tokens)
         fields, draw = _evaluate_generator(
             model, dataset, reference, token_sets, masked_images, samples, sampling_seeds, sampling, loading
         )
-    environment = {"environment": describe_environment(origin["seed"])}
+    environment = {"environment": describe_environment(origin["seed"], next(model.parameters()).device)}
     record = EvaluationRecord({"config": model.settings} | origin | environment | fields, draw, directory)
     if directory is not None and rank() == 0:
         append_result(directory / RESULTS, record.fields)

@@ -129,7 +129,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
 
     def _save_pretrained(self, save_directory: Path) -> None:
         tensors = self._saved_network().state_dict().items()
-        replace_file(save_directory / WEIGHTS, save({name: tensor.contiguous() for name, tensor in tensors}))
+        replace_file(save_directory / WEIGHTS, save({name: x.cpu().contiguous() for name, x in tensors}))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         configuration = json.dumps(self.settings, indent=2, sort_keys=True)

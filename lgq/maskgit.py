@@ -3,16 +3,19 @@
 b = images, h w = tokens along the height and the width.
 
     maskgit = MaskGIT.from_pretrained("generator")               # a directory, or owner/name on the Hub
-    images = maskgit.generate(torch.tensor([0, 7, 7]), Sampling(steps=11, guidance=2.0), seed=1)
+    images = maskgit.generate(["goldfish", 7, 7], Sampling(steps=11, guidance=2.0), seed=1)
     tokens = maskgit.inpaint(tokens, mask, classes)              # new ones where the mask is true
 
 Images are RGB in [-1, 1].
 """
 
+import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 from lgq.checks import require_at_least
 from lgq.config import to_json
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
@@ -43,7 +47,11 @@ from lgq.tokenizer import Tokenizer
 ONE_CLASS = ("image",)
 """Classes of a generator that was trained on images without labels."""
 
+Classes: TypeAlias = Int64[Tensor, " b"] | Sequence[int | str]
+"""Classes of images: names, numbers or both, in a list, or numbers in a tensor."""
+
 _PAPER, _DEFAULT = TransformerSettings(), Sampling()
+_SUGGESTIONS, _NAMES_SHOWN = 3, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,31 +113,36 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         return self
 
     def sample(
-        self, classes: Int64[Tensor, " b"], sampling: Sampling = _DEFAULT, *, seed: int = 0
+        self, classes: Classes, sampling: Sampling = _DEFAULT, *, seed: int = 0
     ) -> Int64[Tensor, "b *token_shape"]:
-        """Draw the tokens of new images: the same for the same seed, classes and device.
+        """Draw the tokens of new images, one per class: the same for the same seed, classes and device.
 
+        classes: names, numbers or both, in a list, or numbers in a tensor.
         seed: 0 or more; a CPU uses its lowest 32 bits.
         """
-        blank = torch.full((len(classes), *self.token_shape), self.transformer.mask_token)
-        return self._fill(blank, classes, sampling, seed)
+        numbers = self.class_numbers(classes)
+        blank = torch.full((len(numbers), *self.token_shape), self.transformer.mask_token)
+        return self._fill(blank, numbers, sampling, seed)
 
     def generate(
-        self, classes: Int64[Tensor, " b"], sampling: Sampling = _DEFAULT, *, seed: int = 0
+        self, classes: Classes, sampling: Sampling = _DEFAULT, *, seed: int = 0
     ) -> Float[Tensor, "b 3 {self.image_size} {self.image_size}"]:
-        """Draw new images."""
+        """Draw new images, one per class; the arguments are those of `sample`."""
         return self.tokenizer.decode(self.sample(classes, sampling, seed=seed))
 
     def inpaint(
         self,
         tokens: Int64[Tensor, "b *token_shape"],
         mask: Bool[Tensor, "b h w"],
-        classes: Int64[Tensor, " b"],
+        classes: Classes,
         sampling: Sampling = _DEFAULT,
         *,
         seed: int = 0,
     ) -> Int64[Tensor, "b *token_shape"]:
         """Redraw the tokens where the mask is true; with another class than the image's, this edits it."""
+        numbers = self.class_numbers(classes)
+        if len(numbers) != len(tokens):
+            raise LGQError(f"classes must be one per image, got {len(numbers)} for {len(tokens)} images.")
         if tokens.shape[1:] != self.token_shape:
             raise LGQError(
                 f"tokens must have shape {_shape(self.token_shape)} per image, got "
@@ -139,17 +152,16 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             rule = f"one value for each place of {_shape(tokens.shape[:3])} tokens"
             raise LGQError(f"mask must have {rule}, got shape {_shape(mask.shape)}.")
         hidden = mask.reshape(*mask.shape, *[1] * (tokens.ndim - 3)).to(tokens.device)
-        return self._fill(tokens.masked_fill(hidden, self.transformer.mask_token), classes, sampling, seed)
+        return self._fill(tokens.masked_fill(hidden, self.transformer.mask_token), numbers, sampling, seed)
 
     @torch.no_grad()
-    def _fill(self, tokens: Tensor, classes: Tensor, sampling: Sampling, seed: int) -> Tensor:
+    def _fill(self, tokens: Tensor, classes: list[int], sampling: Sampling, seed: int) -> Tensor:
         device = self.transformer.positions.device
-        self.require_classes(classes.tolist())
         with in_eval_mode(self.transformer):
             flat = sample_tokens(
                 self.transformer,
                 tokens.to(device).flatten(1),
-                classes.to(device),
+                torch.tensor(classes, dtype=torch.int64).to(device),
                 sampling,
                 mask_token=self.transformer.mask_token,
                 null_class=self.transformer.null_class,
@@ -158,14 +170,29 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             )
         return flat.view(tokens.shape)
 
-    def require_classes(self, classes: Sequence[int]) -> None:
-        """Check that the generator has all of these classes."""
-        outside = [number for number in classes if not 0 <= number < len(self.classes)]
-        if outside:
+    def class_numbers(self, classes: Classes) -> list[int]:
+        """Return the numbers of classes that are given by name or number; others are an error.
+
+        A word is a name before it is a number: folders may be called 0, 1, 10, 2.
+        """
+        if isinstance(classes, Tensor):
+            classes = classes.tolist()
+        elif isinstance(classes, str):
+            classes = (classes,)
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        return [numbers[x] if isinstance(x, str) and x in numbers else self._numbered(x) for x in classes]
+
+    def _numbered(self, word: int | str) -> int:
+        if isinstance(word, str) and not re.fullmatch(r"-?\d{1,9}", word, re.ASCII):
+            similar = _similar(word, self.classes)
+            hint = f"did you mean {similar}?" if similar else f"the names are {_first_of(self.classes)}."
+            raise LGQError(f"the generator knows no class {word!r}: {hint}")
+        if not 0 <= int(word) < len(self.classes):
             raise LGQError(
-                f"class {outside[0]} is not among 0..{len(self.classes) - 1}, "
+                f"class {word} is not among 0..{len(self.classes) - 1}, "
                 f"the classes of the images that the generator was trained on."
             )
+        return int(word)
 
     def _saved_network(self) -> nn.Module:
         return self.transformer
@@ -195,23 +222,45 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             "title": f"Image generator: MaskGIT, {size} x {size} pixels",
             "text": f"Draws images of {len(self.classes)} class(es) as {_shape(self.token_shape)} tokens, "
             f"and fills in parts of images. The tokenizer is in `{TOKENIZER}/`.",
-            "example": "import torch\nfrom lgq import MaskGIT\n\n"
+            "example": "from lgq import MaskGIT\n\n"
             'maskgit = MaskGIT.from_pretrained("path/to/this/directory")  # or its owner/name on the Hub\n'
-            f"images = maskgit.generate(torch.tensor([0]))  # (1, 3, {size}, {size}) in [-1, 1]",
+            f"images = maskgit.generate([{self.classes[0]!r}])  # (1, 3, {size}, {size}) in [-1, 1]",
         }
 
 
-def load_generator(source: str | Path | MaskGIT, weights: WeightsChoice = "best") -> MaskGIT:
+def load_generator(
+    source: str | Path | MaskGIT,
+    weights: WeightsChoice = "best",
+    *,
+    device: str | torch.device | None = None,
+) -> MaskGIT:
     """Load the generator of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
 
     weights: of a run, those of the best validation or those of the last checkpoint.
+    device: the words of `--device`, such as "auto" or "cuda"; None loads onto the CPU.
 
-    A generator that is loaded already is returned as it is.
+    A generator that is loaded already is returned as it is, on the device if one is given.
     """
     if isinstance(source, MaskGIT):
-        return source
+        return source if device is None else source.to(resolve_device(device))
     require_kind(source, "generator")
-    return MaskGIT.from_pretrained(published_weights(source, weights))
+    own = resolve_device(device or "cpu")
+    return MaskGIT.from_pretrained(published_weights(source, weights), map_location=own)
+
+
+def _similar(word: str, names: Sequence[str]) -> str:
+    """Return up to three names that begin with a word, hold it, or are spelled alike, whatever their case."""
+    folded = word.casefold()
+    begin = [name for name in names if folded and name.casefold().startswith(folded)]
+    hold = [name for name in names if folded and folded in name.casefold()]
+    by_case = {name.casefold(): name for name in names}
+    alike = [by_case[name] for name in difflib.get_close_matches(folded, by_case, cutoff=0.5)]
+    return " or ".join(map(repr, list(dict.fromkeys(begin + hold + alike))[:_SUGGESTIONS]))
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f", ... ({len(names):,} in all)" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(map(repr, names[:_NAMES_SHOWN])) + more
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -5,10 +5,12 @@ b = images, h w = height and width, of images in pixels and of tokens in tokens.
     tokenizer = Tokenizer()                          # the LGQ paper's model: f = 16, 16,384 codes
     tokens = tokenizer.encode(images)                # (b, h / f, w / f), int64
     images = tokenizer.decode(tokens)
+    tokens = tokenizer.encode_image("cat.jpg")       # or bytes, a PIL image, an array: (1, h / f, w / f)
+    tokenizer.decode_image(tokens).save("cat.png")   # a PIL image
     tokenizer.save_pretrained("mine")                # config.json, model.safetensors, README.md
     tokenizer = Tokenizer.from_pretrained("mine")    # or "owner/name" on the Hugging Face Hub
 
-Images are RGB and float in [-1, 1], of any size that f divides.
+Images in tensors are RGB and float in [-1, 1], of any size that f divides.
 """
 
 import inspect
@@ -19,10 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64, Integer
+from PIL import Image
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_at_most
+from lgq.checks import require_at_least, require_at_most, require_image_values
 from lgq.config import from_json, to_json
+from lgq.data.images import ImageSource, to_rgb
+from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
@@ -66,6 +72,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
     image_size: int | None = None
     """Side of the images that its run trained on; None unless `load_tokenizer` loaded it from a run."""
+    _has_trained = False
 
     def __init__(
         self,
@@ -103,6 +110,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Tokenized:
         """Reconstruct images, with gradients; values may leave [-1, 1], where a clamp would have none."""
+        if not torch.compiler.is_compiling():
+            self._check_values(images)
         quantized = self.quantizer(self._latents(images))
         return Tokenized(self._images(quantized.quantized), quantized)
 
@@ -111,6 +120,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         self, images: Float[Tensor, "b 3 h w"]
     ) -> Int64[Tensor, "b h//{self.factor} w//{self.factor} *stages"]:
         """Return the tokens of images, without gradients; the same in train and in eval mode."""
+        require_image_values(images)
         return self.quantizer.encode(self._latents(images))
 
     @torch.no_grad()
@@ -130,6 +140,28 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             raise LGQError(f"tokens must have shape {axes}, got {shape}: {way_out}")
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
+
+    def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 h w *stages"]:
+        """Return the tokens of one image, on the device of the tokenizer.
+
+        image: a file, its bytes, a PIL image, or an array of shape (h, w), (h, w, 3) or (h, w, 4) of uint8,
+            uint16 or floats in [0, 1]. It is turned upright, and what is transparent becomes white.
+
+        The image keeps its size, except for up to f - 1 rows and columns at the borders, as f must divide it.
+        """
+        name = str(image) if isinstance(image, str | Path) else "the image"
+        pixels = to_tensor(cropped_to_multiple(to_rgb(image), self.factor, name))
+        return self.encode(pixels[None].to(self.device))
+
+    def decode_image(self, tokens: Integer[Tensor, "..."]) -> Image.Image | list[Image.Image]:
+        """Return the image of tokens as a PIL image, or a list of images for a batch of several.
+
+        tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
+        """
+        if tokens.ndim == (2 if self.stages == 1 else 3):
+            tokens = tokens[None]
+        pictures = [to_picture(image) for image in self.decode(tokens.to(self.device))]
+        return pictures[0] if len(pictures) == 1 else pictures
 
     def resolve_image_size(self, image_size: int | None) -> int:
         """Return the given image size, else that of the images of its run; a multiple of `factor`."""
@@ -175,8 +207,15 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "example": "from lgq import Tokenizer\n\n"
             'tokenizer = Tokenizer.from_pretrained("path/to/this/directory")  # or owner/name on the Hub\n'
             f"tokens = tokenizer.encode(images)  # (b, 3, h, w) in [-1, 1], sides multiples of {factor}\n"
-            "images = tokenizer.decode(tokens)",
+            "images = tokenizer.decode(tokens)\n"
+            'tokenizer.decode_image(tokenizer.encode_image("cat.jpg")).save("cat.png")',
         }
+
+    def _check_values(self, images: Tensor) -> None:
+        """Check the range of images; of a training only the first batch, as a GPU waits for each check."""
+        if not (self.training and self._has_trained):
+            require_image_values(images)
+        self._has_trained = self._has_trained or self.training
 
     def _latents(self, images: Tensor) -> Tensor:
         if images.is_floating_point():
@@ -192,17 +231,24 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         return images
 
 
-def load_tokenizer(source: str | Path | Tokenizer, weights: WeightsChoice = "best") -> Tokenizer:
+def load_tokenizer(
+    source: str | Path | Tokenizer,
+    weights: WeightsChoice = "best",
+    *,
+    device: str | torch.device | None = None,
+) -> Tokenizer:
     """Load the tokenizer of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
 
     weights: of a run, those of the best validation or those of the last checkpoint.
+    device: the words of `--device`, such as "auto" or "cuda"; None loads onto the CPU.
 
-    A tokenizer that is loaded already is returned as it is.
+    A tokenizer that is loaded already is returned as it is, on the device if one is given.
     """
     if isinstance(source, Tokenizer):
-        return source
+        return source if device is None else source.to(resolve_device(device))
     require_kind(source, "tokenizer")
-    tokenizer = Tokenizer.from_pretrained(published_weights(source, weights))
+    own = resolve_device(device or "cpu")
+    tokenizer = Tokenizer.from_pretrained(published_weights(source, weights), map_location=own)
     settings = run_settings(source)
     tokenizer.image_size = None if settings is None else int(settings["image_size"])
     return tokenizer

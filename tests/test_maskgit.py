@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,10 @@ CODES, SIDE = 20, 16
 over_stages = pytest.mark.parametrize("stages", [1, 2])
 
 
-def build(stages: int = 1) -> MaskGIT:
+def build(stages: int = 1, classes: Sequence[str] = ("cat", "dog")) -> MaskGIT:
     torch.manual_seed(0)
     tokenizer = Tokenizer(BACKBONE, "lgq", CODES, stages=stages)
-    return MaskGIT(tokenizer, image_size=SIDE, classes=("cat", "dog"), transformer=SMALL).eval()
+    return MaskGIT(tokenizer, image_size=SIDE, classes=classes, transformer=SMALL).eval()
 
 
 CLASSES = torch.tensor([0, 1])
@@ -127,6 +128,42 @@ def test_files_that_do_not_belong_together_are_named(saved: Path) -> None:
     shutil.rmtree(saved / "tokenizer")
     with pytest.raises(PretrainedError, match=r"mine has no tokenizer/model\.safetensors"):
         MaskGIT.from_pretrained(saved)
+
+
+def test_classes_have_names_and_numbers() -> None:
+    maskgit = build()
+    first, second = maskgit.classes
+    numbered = maskgit.sample(torch.tensor([1, 0, 1]), QUICK)
+    for classes in ([1, 0, 1], (second, first, second), [second, 0, "1"]):
+        assert torch.equal(maskgit.sample(classes, QUICK), numbered)
+    assert torch.equal(maskgit.generate(second, QUICK), maskgit.generate([1], QUICK))
+    assert maskgit.class_numbers([]) == []
+
+
+def test_a_word_is_a_name_before_it_is_a_number() -> None:
+    maskgit = build(classes=("0", "1", "10", "2"))
+    assert maskgit.class_numbers(["10", "2", "3", 2]) == [2, 3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("gold", "did you mean 'goldfish' or 'marigold'?"),
+        ("GoldFish", "did you mean 'goldfish'"),
+        ("goldfihs", "did you mean 'goldfish'"),
+        ("xyzzy", "the names are 'cat', 'goldfish', 'marigold'."),
+        ("", "the names are 'cat', 'goldfish', 'marigold'."),
+        ("1.5", "the names are"),
+        ("9" * 5_000, "the names are"),
+    ],
+)
+def test_a_class_that_is_misspelled_gets_the_closest_ones(word: str, hint: str) -> None:
+    maskgit = build(classes=("cat", "goldfish", "marigold"))
+    with pytest.raises(LGQError, match="knows no class") as refusal:
+        maskgit.generate([word])
+    assert hint in str(refusal.value)
+    with pytest.raises(LGQError, match=r"\.\.\. \(20 in all\)"):
+        build(classes=[f"kind {i}" for i in range(20)]).class_numbers(["zebra"])
 
 
 def test_wrong_classes_tokens_and_masks_are_named() -> None:

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lgq.bench.measure import Call, interleaved_ms, measured_device
+from lgq.bench.measure import Call, interleaved_ms
 from lgq.checks import require_at_least
+from lgq.distributed import resolve_device
 from lgq.ops.search import nearest_codes
 
 
@@ -25,8 +26,9 @@ class EncodeBenchmark:
     """Numbers of codes."""
     repeats: int = 16
     """Rounds, of which the best counts."""
-    device: str = "cpu"
-    """`cpu`, or `cuda`, where faiss is not measured."""
+    device: str = "auto"
+    """Where to measure: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps. faiss is
+    measured on the CPU only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ def plan(settings: EncodeBenchmark) -> tuple[int, ...]:
 def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
     require_at_least(1, vectors=settings.vectors, dim=settings.dim, repeats=settings.repeats)
     require_at_least(1, sizes=min(settings.sizes, default=0))
-    device, generator = measured_device(settings.device), torch.Generator().manual_seed(0)
+    device, generator = resolve_device(settings.device), torch.Generator().manual_seed(0)
     z = torch.randn(settings.vectors, settings.dim, generator=generator).to(device)
     for size in plan(settings):
         codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.bench.measure import Call, measured_device, milliseconds
+from lgq.bench.measure import Call, milliseconds
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import random_subset
+from lgq.distributed import resolve_device
 from lgq.errors import LGQWarning
 from lgq.metrics.fid import FeatureStatistics, Gaussian
 from lgq.metrics.metric_networks import MetricNetworks
@@ -41,8 +42,9 @@ class EvaluateBenchmark:
     """Turns of each side, of which the median counts."""
     features: int = 2048
     """Features per image in the Fréchet distance."""
-    device: str = "cpu"
-    """`cpu` or `cuda`, for the networks; the Fréchet distance runs on the CPU."""
+    device: str = "auto"
+    """Where the networks run: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps; the Fréchet
+    distance runs on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def plan(settings: EvaluateBenchmark) -> tuple[str, ...]:
 def run(settings: EvaluateBenchmark) -> Iterator[EvaluateRow]:
     require_at_least(1, images=settings.images, batch_size=settings.batch_size, rounds=settings.rounds)
     require_at_least(2, features=settings.features)
-    device = measured_device(settings.device)
+    device = resolve_device(settings.device)
     for name in plan(settings):
         yield (_evaluation_row if name == "evaluation" else _frechet_row)(name, settings, device)
 

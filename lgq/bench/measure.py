@@ -2,29 +2,22 @@
 
 import ctypes
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
-from lgq.checks import require_one_of
-from lgq.errors import LGQError
-
 Call = Callable[[], object]
-
-
-def measured_device(name: str) -> torch.device:
-    require_one_of(("cpu", "cuda"), device=name)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise LGQError("there is no CUDA device here: take the `device` cpu.")
-    return torch.device(name)
 
 
 def now(device: torch.device) -> float:
     """Time in seconds, when all work on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
     return time.perf_counter()
 
 
@@ -52,7 +45,7 @@ def peak_extra_bytes(call: Call, device: torch.device) -> int | None:
         call()
         return torch.cuda.max_memory_allocated(device) - before
     reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
+    if device.type != "cpu" or not reset.exists():
         return None
     # Otherwise the call would reuse freed memory that the allocator keeps, and it would not count.
     ctypes.CDLL(None).malloc_trim(0)
@@ -63,8 +56,11 @@ def peak_extra_bytes(call: Call, device: torch.device) -> int | None:
 
 
 def available_bytes(device: torch.device) -> int:
+    """Return the free memory of a device; all memory of the machine where the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    if not Path("/proc/meminfo").exists():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return _kibibytes("/proc/meminfo", "MemAvailable") * 1024
 
 

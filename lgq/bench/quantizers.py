@@ -21,11 +21,11 @@ from lgq.bench.measure import (
     Call,
     available_bytes,
     interleaved_ms,
-    measured_device,
     milliseconds,
     peak_extra_bytes,
 )
 from lgq.checks import require_at_least
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.quantizers import QUANTIZERS, Quantizer, require_quantizer
 from lgq.quantizers.fsq import levels_for
@@ -49,8 +49,8 @@ class QuantizerBenchmark:
     """Names of the quantizers; by default, all that are registered."""
     repeats: int = 5
     """Rounds, of which the best counts; only one where a round takes over ten seconds."""
-    device: str = "cpu"
-    """`cpu` or `cuda`."""
+    device: str = "auto"
+    """Where to measure: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
 def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
     require_at_least(1, vectors=settings.vectors, dim=settings.dim, repeats=settings.repeats)
     require_at_least(1, sizes=min(settings.sizes, default=0))
-    device = measured_device(settings.device)
+    device = resolve_device(settings.device)
     for row in plan(settings):
         dense = QUANTIZERS[row.quantizer].dense_matrices or 0
         # The peer keeps up to two n x k matrices more than the dense reference, if there are any.
@@ -119,7 +119,7 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
 
 def measure(quantizer: type[Quantizer], row: QuantizerRow, settings: QuantizerBenchmark) -> QuantizerRow:
     """Measure a row in this process."""
-    device = torch.device(settings.device)
+    device = resolve_device(settings.device)
     step = training_step(quantizer, row, settings.dim, device)
     floor = six_gemms(row.tokens, settings.dim, row.codebook_size, device)
     step()

@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lgq.bench.measure import measured_device, milliseconds, now
+from lgq.bench.measure import milliseconds, now
 from lgq.checks import require_at_least
+from lgq.distributed import resolve_device
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.runs import named_generator, named_run
@@ -39,8 +40,8 @@ class SampleBenchmark:
     """Steps of the sampler."""
     rounds: int = 3
     """Batches of each kind, of which the median counts."""
-    device: str = "cpu"
-    """`cpu` or `cuda`."""
+    device: str = "auto"
+    """Where to measure: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def plan(settings: SampleBenchmark) -> dict[str, Sampling]:
 
 def run(settings: SampleBenchmark) -> Iterator[SampleRow]:
     require_at_least(1, batch_size=settings.batch_size, rounds=settings.rounds)
-    device = measured_device(settings.device)
+    device = resolve_device(settings.device)
     maskgit = random_generator(settings.name).to(device)
     classes = torch.arange(settings.batch_size, device=device) % _CLASSES
     for name, sampling in plan(settings).items():

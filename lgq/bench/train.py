@@ -52,6 +52,8 @@ class TrainBenchmark:
     """Steps per turn."""
     rounds: int = 5
     """Turns of each variant, of which the median counts."""
+    device: str = "auto"
+    """Where to measure: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +81,11 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
     run = replace(run, **{name: value for name, value in changes.items() if value is not None})
     with tempfile.TemporaryDirectory() as out:
-        cached = OnOneBatch(run, data, data, Path(out))
-        trainers = {"cached": cached, "with data": TokenizerTrainer(run, data, data, Path(out))}
+        cached = OnOneBatch(run, data, data, Path(out), settings.device)
+        trainers = {
+            "cached": cached,
+            "with data": TokenizerTrainer(run, data, data, Path(out), settings.device),
+        }
         steps: dict[str, Step] = {"plain": plain_step(run, cached._next_images())}
         steps |= {name: trainer.train_step for name, trainer in trainers.items()}
         images = run.batch_size * run.accumulate * settings.steps

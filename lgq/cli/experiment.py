@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import command_line, say, show
+from lgq.cli.device import Device
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
 
@@ -44,6 +45,7 @@ class Experiment:
     """Steps of every generator; by default the scale's."""
     precision: Precision | None = None
     """Precision of every training; by default the scale's."""
+    device: Device = "auto"
     dry_run: bool = False
     """Print the rows, which of them are finished, and how long training takes here; train nothing."""
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import progress_of, say
+from lgq.cli.device import Device
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample
@@ -31,6 +32,7 @@ class _Draws:
     """Seed of the images: the same command with the same seed draws the same images."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
     sampling: SamplingOptions = field(default_factory=Sampling)
     """How the generator draws images."""
 
@@ -43,8 +45,9 @@ class Sample(_Draws):
     """A name that ends in .png: one picture, with a band per class. A name without ending: a directory of
     files such as class-0007-00000.png, the first image of class 7; processes of torchrun share the files, and
     the same command continues after a stop, with any number of processes."""
-    classes: tuple[int, ...] = ()
-    """Numbers of classes; by default up to 8 that spread over all classes, or with --samples all classes."""
+    classes: tuple[str, ...] = ()
+    """Names or numbers of classes, a name first where both fit; by default up to 8 that spread over all
+    classes, or with --samples all classes."""
     count: int | None = None
     """Images per class, 8 by default."""
     samples: int | None = None
@@ -73,10 +76,13 @@ class Inpaint(_Draws):
     box: Annotated[Box | None, tyro.conf.arg(metavar="LEFT TOP RIGHT BOTTOM")] = None
     """Instead of a mask, a rectangle in pixels of the generator's square image; RIGHT and BOTTOM are the
     first pixels outside."""
-    label: int | None = None
-    """Number of the class to draw, the image's own or a different one; required where there are several."""
+    label: str | None = None
+    """Name or number of the class to draw, the image's own or a different one; required where there are
+    several."""
     count: int = 4
     """Number of results."""
+    keep_decoded: bool = False
+    """Keep the decoder's pixels everywhere, in place of the image's own outside of the mask."""
 
     def run(self) -> int:
         with progress_of("drawing") as report:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
+from lgq.cli.device import Device
 from lgq.data.shard_writer import shard
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode
@@ -53,11 +54,13 @@ class Reconstruct:
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Image files; each keeps its size, except up to f - 1 rows and columns at the borders."""
+    """Image files, and folders of images; each image keeps its size, except up to f - 1 rows and columns at
+    the borders."""
     out: Path
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("reconstructing") as report:
@@ -72,8 +75,9 @@ class Encode:
 
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
-    data: str
-    """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
+    data: tuple[str, ...]
+    """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`; or image files, which have
+    no classes."""
     out: Path
     """Directory for the tokens."""
     image_size: int | None = None
@@ -88,6 +92,7 @@ class Encode:
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
     dry_run: bool = False
     """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
@@ -117,6 +122,7 @@ class Decode:
     """Images per batch."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
+    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("decoding") as report:

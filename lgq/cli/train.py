@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from lgq.cli.console import key_values, say, show
+from lgq.cli.device import Device
 from lgq.config import to_json
 from lgq.files import json_bytes
 from lgq.runs import (
@@ -62,6 +63,7 @@ class Train:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    device: Device = "auto"
     config: Path | None = None
     """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
     --dry-run prints, or config.json of a run directory. Options replace its fields."""
@@ -81,11 +83,13 @@ class Train:
         if self.dry_run:
             from lgq.training.footprint import tokenizer_footprint
 
-            return _show(tokenizer_footprint(self.settings, self.data, start_from=self.start_from))
+            return _show(
+                tokenizer_footprint(self.settings, self.data, start_from=self.start_from, device=self.device)
+            )
         from lgq.training.tokenizer_trainer import train
 
         sources: Any = {"val_data": self.val_data, "start_from": self.start_from}
-        outcome = train(self.settings, self.data, self.out, **sources, resume=self.resume)
+        outcome = train(self.settings, self.data, self.out, **sources, resume=self.resume, device=self.device)
         return _ended(outcome, self.out)
 
 
@@ -114,6 +118,7 @@ class TrainGenerator:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
+    device: Device = "auto"
     config: Path | None = None
     """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
     --dry-run prints, or config.json of a run directory. Options replace its fields."""
@@ -130,15 +135,15 @@ class TrainGenerator:
         return read_run(GeneratorRun, file, None if name is None else named_generator(name))
 
     def run(self) -> int:
-        sources: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
-        sources |= {"start_from": self.start_from}
+        options: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
+        options |= {"start_from": self.start_from, "device": self.device}
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
-            return _show(generator_footprint(self.settings, self.tokens, **sources))
+            return _show(generator_footprint(self.settings, self.tokens, **options))
         from lgq.training.generator_trainer import train_generator
 
-        outcome = train_generator(self.settings, self.tokens, self.out, **sources, resume=self.resume)
+        outcome = train_generator(self.settings, self.tokens, self.out, **options, resume=self.resume)
         return _ended(outcome, self.out)
 
 
@@ -163,11 +168,12 @@ class Demo:
 
     out: Path = Path("demo")
     """Directory for the runs and the pictures."""
+    device: Device = "auto"
 
     def run(self) -> int:
         from lgq.demo import run_demo  # imports matplotlib
 
-        result = run_demo(self.out)
+        result = run_demo(self.out, device=self.device)
         if not result.values:
             return _ended(result.outcome, self.out)
         show("\n".join(["", *result.sentences(), "", f"After {result.seconds / 60:.1f} minutes, pictures:"]))

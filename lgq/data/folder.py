@@ -1,12 +1,14 @@
-"""A folder of images, searched recursively: each first-level directory is a class, the top level has none."""
+"""Images in files: single ones, or those below a folder, whose first-level directories are classes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, EncodedImage, require_readable_size
+
+_FILES_SHOWN = 3
 
 
 class FolderDataset:
@@ -14,7 +16,7 @@ class FolderDataset:
 
     def __init__(self, root: str | Path):
         self.root = Path(root)
-        paths = _list_images(self.root)
+        paths = list_images(self.root)
         tops = [path.partition("/")[0] if "/" in path else None for path in paths]
         self.classes = tuple(sorted({top for top in tops if top is not None}))
         """First-level directories with images in them, sorted: label i is `classes[i]`."""
@@ -40,7 +42,44 @@ class FolderDataset:
         return EncodedImage(data, None if label == UNLABELLED else label, name)
 
 
-def _list_images(root: Path) -> list[str]:
+class FileDataset:
+    """Images that are named one by one, in that order; a folder stands for all images below it.
+
+    No image has a label. Its name is that of its file, or its path below the folder.
+    """
+
+    classes: tuple[str, ...] = ()
+
+    def __init__(self, paths: Sequence[str | Path]):
+        if not paths:
+            raise DataError("no image is named: give files or folders.")
+        self.paths: list[Path] = []
+        self.names: list[str] = []
+        for path in map(Path, paths):
+            below = list_images(path) if path.is_dir() else None
+            self.paths += [path] if below is None else [path / name for name in below]
+            self.names += [path.name] if below is None else below
+        self._given = [str(path) for path in paths]
+
+    def __repr__(self) -> str:
+        few = len(self._given) <= _FILES_SHOWN
+        shown = self._given if few else [self._given[0], "...", self._given[-1]]
+        return f"FileDataset({', '.join(shown)}: {len(self):,} images)"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> EncodedImage:
+        path = self.paths[index]
+        try:
+            require_readable_size(os.path.getsize(path), str(path))
+            return EncodedImage(path.read_bytes(), None, self.names[index])
+        except OSError as error:
+            raise BrokenImage(str(path), error.strerror or str(error)) from error
+
+
+def list_images(root: Path) -> list[str]:
+    """Return the paths of all images below a folder, sorted; a folder without any is an error."""
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise DataError(f"{root} {problem}: give a folder of images, a pattern of .tar files, or `sample`.")

@@ -4,13 +4,14 @@ Transparent images are composited over white. Colour profiles are not applied, a
 by the plain formula. Of an animation or a multi-page file, the first frame counts.
 """
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -31,6 +32,11 @@ FILE_LIMIT = 2**28
 UNLABELLED = -1
 """Label, in arrays, of an image that has none."""
 
+ImageSource: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
+"""A file, its bytes, a PIL image, or an array of uint8, uint16 or floats in [0, 1], channels last."""
+
+_UNNAMED = "the image"
+_FLOAT_TOLERANCE = 1e-3  # of resizing and of colour spaces
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -130,9 +136,33 @@ class StoredImage:
 def read_stored_image(path: str | Path) -> StoredImage:
     """Open an image file; `BrokenImage` names the path where that fails."""
     try:
+        require_readable_size(os.path.getsize(path), str(path))
         return StoredImage(Path(path).read_bytes(), str(path))
     except OSError as error:
         raise BrokenImage(str(path), error.strerror or str(error)) from error
+
+
+def to_rgb(image: ImageSource) -> Image.Image:
+    """Return the upright RGB pixels of an image in any of the forms in which users have one."""
+    match image:
+        case str() | Path():
+            return read_stored_image(os.path.expanduser(image)).rgb()
+        case bytes():
+            return StoredImage(image, _UNNAMED).rgb()
+        case np.ndarray():
+            image = _from_array(image)
+        case Image.Image():
+            pass
+        case _:
+            raise DataError(
+                f"an image is a file, its bytes, a PIL image or an array, got {type(image).__name__}: "
+                "a tensor in [-1, 1] goes to `encode`."
+            )
+    with _named_errors(_UNNAMED):
+        _require_pixels(image.size, _UNNAMED)
+        turn = _UPRIGHT.get(_orientation(image))
+        pixels = _to_rgb(image)
+        return pixels if turn is None else pixels.transpose(turn)
 
 
 def decode(data: bytes, name: str) -> UInt8[np.ndarray, "height width 3"]:
@@ -151,14 +181,41 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise BrokenImage(name, "the file is empty")
     with _named_errors(name):
         image = Image.open(BytesIO(data), formats=FORMATS)
-        width, height = image.size
-        if not 0 < width * height <= PIXEL_LIMIT:
-            raise BrokenImage(name, f"{width} x {height} pixels is not between 1 and {PIXEL_LIMIT:,}")
+        _require_pixels(image.size, name)
         # The orientation of a PNG may follow its pixels, so that asking for it decodes them; and Pillow
         # reports damaged pixels only the first time, which must be here, where errors are caught.
         if image.format == "PNG":
             image.load()
     return image
+
+
+def _require_pixels(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if not 0 < width * height <= PIXEL_LIMIT:
+        raise BrokenImage(name, f"{width} x {height} pixels is not between 1 and {PIXEL_LIMIT:,}")
+
+
+def _from_array(pixels: np.ndarray) -> Image.Image:
+    """Return an array of pixels as an image: height x width, alone or with 1, 3 or 4 channels last."""
+    shape, channels = pixels.shape, pixels.shape[2] if pixels.ndim == 3 else 1
+    if pixels.ndim not in (2, 3) or channels not in (1, 3, 4):
+        first = pixels.ndim == 3 and shape[0] in (1, 3, 4)
+        way_out = "move the channels last, with pixels.transpose(1, 2, 0)" if first else "give one image"
+        raise DataError(f"an array must have shape (h, w), (h, w, 3) or (h, w, 4), got {shape}: {way_out}.")
+    if np.issubdtype(pixels.dtype, np.floating) and pixels.size:
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= -_FLOAT_TOLERANCE and high <= 1 + _FLOAT_TOLERANCE):
+            raise DataError(
+                f"an array of floats holds values in [0, 1], got {low:g} to {high:g}: divide by its white, "
+                "or give a tensor in [-1, 1] to `encode`."
+            )
+        pixels = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+    elif pixels.dtype == np.uint16:
+        pixels = ((pixels.astype(np.int64) + 128) // 257).astype(np.uint8)
+    elif pixels.dtype != np.uint8:
+        rule = "uint8, uint16, or floats in [0, 1]"
+        raise DataError(f"an array of pixels must be {rule}, got {pixels.dtype}: convert it.")
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and channels == 1 else pixels)
 
 
 @contextmanager

@@ -264,6 +264,12 @@ def rendered(
     return RenderedImage(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
 
 
+def loaded_onto(device: torch.device, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
+    """Copy the images of a batch to a device, in the background where that is safe."""
+    # From memory that is not pinned, MPS would go on reading after the batch is freed.
+    return images.to(device, non_blocking=images.is_pinned())
+
+
 def stack(images: list[RenderedImage], position: Any) -> Batch:
     pixels, labels, indices, names = zip(*images, strict=True)
     return Batch(torch.stack(pixels), torch.tensor(labels), torch.tensor(indices), list(names), position)

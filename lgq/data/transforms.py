@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from lgq.data.images import StoredImage
+from lgq.data.images import BrokenImage, StoredImage
 from lgq.errors import LGQError
 from lgq.random import Stream, random_fractions
 
@@ -93,6 +93,16 @@ def to_tensor(image: Image.Image) -> Float[Tensor, "3 height width"]:
     return pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(127.5).sub_(1)
 
 
+def cropped_to_multiple(image: Image.Image, factor: int, name: str) -> Image.Image:
+    """Cut up to `factor` - 1 rows and columns off the borders, evenly, so that `factor` divides the sides."""
+    width, height = (side - side % factor for side in image.size)
+    if not width or not height:
+        size = " x ".join(map(str, image.size))
+        raise BrokenImage(name, f"{size} pixels hold no token of {factor} x {factor}")
+    left, top, *_ = _centred(image.size, width, height)
+    return image.crop((left, top, left + width, top + height))
+
+
 def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tensor, "3 height width"]:
     """Arrange images row by row; places left over are black."""
     columns = min(columns, len(images))
@@ -107,10 +117,15 @@ def to_pixels(image: Float[Tensor, "3 height width"]) -> UInt8[np.ndarray, "heig
     return pixels.permute(1, 2, 0).contiguous().cpu().numpy()
 
 
+def to_picture(image: Float[Tensor, "3 height width"]) -> Image.Image:
+    """Return an image in [-1, 1] as a PIL image; values outside are clamped."""
+    return Image.fromarray(to_pixels(image))
+
+
 def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
     """Return an image in [-1, 1] as a PNG file; values outside are clamped."""
     buffer = BytesIO()
-    Image.fromarray(to_pixels(image)).save(buffer, "PNG")
+    to_picture(image).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -222,12 +222,13 @@ class Estimate:
     """Training time; None where nothing is trained, or the weights of LPIPS are missing."""
 
 
-def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
+def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto") -> list[Estimate]:
     """Estimate the training time of each row from a few steps on this machine; nothing is written.
 
     Finished rows take no time. Rows of one kind have the same time per step, measured once.
     """
     ms_per_step: dict[str, float | None] = {}
+    own = join_processes(device)
     estimates = []
     for row, task in planned.rows.items():
         finished, ms = planned.results.is_finished(row.id), None
@@ -235,7 +236,7 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
             kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"
             if kind not in ms_per_step:
-                ms_per_step[kind] = _ms_per_step(task, planned.sources)
+                ms_per_step[kind] = _ms_per_step(task, planned.sources, own)
             ms = ms_per_step[kind]
         seconds = None if ms is None else ms * task.steps / 1e3
         size = {"steps": task.steps, "parameters": task.parameters()}
@@ -243,29 +244,28 @@ def estimate_rows(planned: PlannedExperiment) -> list[Estimate]:
     return estimates
 
 
-def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources) -> float | None:
+def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources, device: torch.device) -> float | None:
     """Return the time of the last step, which includes a discriminator that starts late."""
     try:
         if isinstance(task, GeneratorTask):
-            step = _generator_step(task)
+            step = _generator_step(task, device)
         else:
-            require_feasible(task.run)
+            require_feasible(task.run, device)
             # Validations are not timed, so their metric networks are not needed.
             run = replace(task.run, best_by="l1", rfid_images=None, workers=0)
-            step = TokenizerTrainer(run, sources.data, sources.data, Path()).train_step
+            step = TokenizerTrainer(run, sources.data, sources.data, Path(), device=device).train_step
     except WeightsError as error:
         _log.warning("no time of %s: %s", task.name(), error)
         return None
     times: list[float] = []
     while len(times) < _TIMED_STEPS and sum(times) < _SLOW_MS:
-        times.append(milliseconds(lambda: step(task.steps - 1), join_processes()))
+        times.append(milliseconds(lambda: step(task.steps - 1), device))
     return min(times)
 
 
-def _generator_step(task: GeneratorTask) -> Callable[[int], object]:
+def _generator_step(task: GeneratorTask, device: torch.device) -> Callable[[int], object]:
     """Train on random tokens: those of the tokenizer do not exist yet."""
-    run, device = task.run, join_processes()
-    transformer = task.planned_transformer(device)
+    run, transformer = task.run, task.planned_transformer(device)
     optimizer = torch.optim.AdamW(transformer.parameters(), lr=run.learning_rate)
     shape = (run.batch_size, transformer.length)
 

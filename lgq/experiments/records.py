@@ -16,7 +16,7 @@ from lgq.bench.train import networks_ms
 from lgq.data import ImageLoader, LoaderSettings, to_png
 from lgq.data.images import random_subset
 from lgq.data.transforms import image_grid
-from lgq.distributed import rank
+from lgq.distributed import rank, world_size
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
 from lgq.experiments.tasks import CostTask, GeneratorTask, Task, TokenizerTask
@@ -78,7 +78,7 @@ def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
         elif isinstance(task, GeneratorTask):
             record = _generator_record(context, task, id)
         else:
-            ours, *others = measure_cost(task)
+            ours, *others = measure_cost(task, context.device)
             metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
             record = {"config": task.settings(), "metrics": metrics, "others": others}
     except DivergedError as error:
@@ -92,14 +92,15 @@ def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
         "scale": context.planned.scale.name,
         "command": list(context.command),
         "seed": task.seed,
-        "environment": describe_environment(task.seed),
+        "environment": describe_environment(task.seed, context.device),
     }
 
 
 def _tokenizer_record(context: Context, task: TokenizerTask, id: str) -> dict[str, Any]:
     sources, out = context.planned.sources, context.planned.results.run(id)
     data = sources.data if task.images is None else random_subset(sources.data, task.images)
-    training = _training_part(train(task.run, data, out, val_data=sources.validation), out)
+    outcome = train(task.run, data, out, val_data=sources.validation, device=context.device)
+    training = _training_part(outcome, out)
     tokenizer = load_tokenizer(out).to(context.device)
     return (
         training
@@ -164,7 +165,9 @@ def _generator_record(context: Context, task: GeneratorTask, id: str) -> dict[st
         raise DivergedError(f"its tokenizer failed: {tokenizer_row['failed']}")
     tokenizer = load_tokenizer(results.run(tokenizer_id)).to(context.device)
     tokens = _encode_sources(context, task, tokenizer, tokenizer_id)
-    outcome = train_generator(task.run, tokens[0], out, val_tokens=tokens[-1], tokenizer=tokenizer)
+    outcome = train_generator(
+        task.run, tokens[0], out, val_tokens=tokens[-1], tokenizer=tokenizer, device=context.device
+    )
     training, generator = _training_part(outcome, out), load_generator(out).to(context.device)
     return (
         _generation_part(context, task, generator, tokens)
@@ -221,18 +224,18 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
     return [generator.classes[number] for number in classes.tolist()]
 
 
-def measure_cost(task: CostTask) -> list[dict[str, Any]]:
+def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
     """Time the implementations of a quantizer, ours first, and the networks around it."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = QuantizerBenchmark(
         sizes=(task.codebook_size,),
         quantizers=(task.quantizer,),
         vectors=task.tokens,
         dim=task.around.backbone.latent_channels,
         repeats=task.repeats,
-        device=device,
+        # The number of a GPU under torchrun comes from the process.
+        device=str(device) if world_size() == 1 else device.type,
     )
-    around = networks_ms(task.around, task.tokens, torch.device(device), repeats=task.repeats)
+    around = networks_ms(task.around, task.tokens, device, repeats=task.repeats)
     return [
         asdict(row) | {"networks_ms": around, "share_of_step": None if row.ms is None else row.ms / around}
         for row in run_benchmark(settings)

@@ -72,6 +72,7 @@ def experiment(
     generator_steps: int | None = None,
     precision: Precision | None = None,
     dry_run: bool = False,
+    device: str | torch.device = "auto",
     command: Sequence[str] = (),
 ) -> ExperimentOutcome:
     """Train, evaluate and record the rows of an experiment that are not finished yet.
@@ -87,6 +88,7 @@ def experiment(
     only: labels, groups or names of rows; none takes all rows.
     steps, generator_steps, precision: settings for all rows alike; None takes the scale's.
     dry_run: estimate how long the rows take on this machine, and run nothing.
+    device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
     command: what the records name as their command.
     """
     table, settings = named_experiment(name), named_scale(scale)
@@ -94,16 +96,18 @@ def experiment(
     sources = open_sources(data, val_data, show)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
     if dry_run:
-        return ExperimentOutcome(planned.plan, len(planned.rows), estimates=estimate_rows(planned))
-    return run_planned(planned, command)
+        return ExperimentOutcome(planned.plan, len(planned.rows), estimates=estimate_rows(planned, device))
+    return run_planned(planned, command, device)
 
 
-def run_planned(planned: PlannedExperiment, command: Sequence[str] = ()) -> ExperimentOutcome:
+def run_planned(
+    planned: PlannedExperiment, command: Sequence[str] = (), device: str | torch.device = "auto"
+) -> ExperimentOutcome:
     """Train, evaluate and record the rows of a plan that are not finished yet."""
-    outcome, device = ExperimentOutcome(planned.plan, len(planned.rows)), join_processes()
+    outcome, own = ExperimentOutcome(planned.plan, len(planned.rows)), join_processes(device)
     _write_plan(planned.results, planned.plan)
     with stop_on_signals() as stop:
-        context = Context(planned, device, command, stop)
+        context = Context(planned, own, command, stop)
         try:
             busy = _attempt(context, list(planned.rows), outcome)
             # The processes that held them may have finished or died by now.

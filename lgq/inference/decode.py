@@ -19,7 +19,7 @@ from lgq.data.transforms import to_png
 from lgq.distributed import rank, wait_for_all, world_size
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import TokenizerSource, tokenizer_on_device
+from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 
 _DECODED_FROM = "decoded-from.json"
@@ -33,6 +33,7 @@ def decode(
     *,
     batch_size: int = 32,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> int:
     """Write the image of each item of a token directory as a PNG; return the number of images.
@@ -42,7 +43,7 @@ def decode(
     so is an `out` that holds anything else.
     """
     require_at_least(1, batch_size=batch_size)
-    tokenizer = tokenizer_on_device(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     dataset = tokens if isinstance(tokens, TokenDataset) else TokenDataset(tokens)
     dataset.require_fingerprint(tokenizer.fingerprint())
     # All names first: damage and bad names are found before anything is written.

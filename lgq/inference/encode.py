@@ -8,6 +8,7 @@ Under torchrun, each process encodes a share.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.files import named_disk_errors
 from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
-from lgq.inference import TokenizerSource, tokenizer_on_device
+from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ _BYTES_PER_IMAGE = 16
 
 def encode(
     tokenizer: TokenizerSource,
-    data: ImageDataset | str | Path,
+    data: ImageDataset | str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     image_size: int | None = None,
@@ -43,6 +44,7 @@ def encode(
     flips: bool = False,
     workers: int = 0,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> TokenDataset:
     """Encode the centre crop of every image into shards of tokens (`lgq.data.tokens`).
@@ -57,7 +59,7 @@ def encode(
     byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
     dataset = open_dataset(data)
-    tokenizer = tokenizer_on_device(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
@@ -123,7 +125,7 @@ class EncodingCost:
 
 def estimate_encoding(
     tokenizer: TokenizerSource,
-    data: ImageDataset | str | Path,
+    data: ImageDataset | str | Path | Sequence[str | Path],
     *,
     image_size: int | None = None,
     batch_size: int = 32,
@@ -131,13 +133,14 @@ def estimate_encoding(
     flips: bool = False,
     workers: int = 0,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
 ) -> EncodingCost:
     """Time the encoding of a few batches spread over the data set, and write nothing.
 
     The first batch is not timed: workers start with it, and devices choose their kernels.
     """
     dataset = open_dataset(data)
-    tokenizer = tokenizer_on_device(tokenizer, weights)
+    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     limit = batch_size * (1 + _TIMED_BATCHES * max(1, workers))

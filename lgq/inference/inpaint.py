@@ -6,7 +6,7 @@ s = side of the generator's images in pixels, h w = height and width in pixels o
     result.images, result.tokens, result.mask
 
 An image is cropped and resized as an evaluation does it. A token is redrawn where any pixel of its patch is
-masked; all other tokens stay.
+masked; all other tokens stay. The pixels of the image are then pasted back outside of the mask.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ from lgq.distributed import rank
 from lgq.errors import LGQError
 from lgq.files import require_writable, write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import GeneratorSource, generator_on_device
+from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
@@ -56,12 +56,14 @@ def inpaint(
     *,
     mask: str | Path | Bool[Tensor, "s s"] | None = None,
     box: Box | None = None,
-    label: int | None = None,
+    label: int | str | None = None,
     count: int = 4,
     sampling: Sampling = _DEFAULT,
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
+    keep_decoded: bool = False,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Inpainted:
     """Redraw the masked part of an image `count` times, as an image of class `label`.
@@ -70,7 +72,9 @@ def inpaint(
     out: picture of the image, the masked image and the results, a name that ends in .png; None writes none.
     mask: a file of the image's size, bright where it is redrawn, or a mask of the square.
     box: instead of a mask, a rectangle in pixels of the square.
-    label: class number; None is enough for a generator of one class.
+    label: name or number of the class; None is enough for a generator of one class.
+    keep_decoded: keep the decoder's pixels everywhere. By default the image's own pixels are pasted back
+        where the mask is false, with a soft border of f pixels around the mask.
 
     The same seed and batch size give the same results.
     """
@@ -81,18 +85,20 @@ def inpaint(
     if (mask is None) == (box is None):
         raise LGQError("give what to redraw as either `mask`, a file, or `box`, LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
-    generator = generator_on_device(generator, weights)
+    generator = generator_on_device(generator, weights, device)
     side, factor = generator.image_size, generator.tokenizer.factor
     if label is None and len(generator.classes) > 1:
         known = len(generator.classes)
-        raise LGQError(f"the generator knows {known:,} classes: give `label`, from 0 to {known - 1}.")
-    label = label or 0
-    generator.require_classes([label])
+        raise LGQError(
+            f"the generator knows {known:,} classes: give `label`, a name or a number to {known - 1}."
+        )
+    (number,) = generator.class_numbers([0 if label is None else label])
     pixels = image
     if not isinstance(pixels, Tensor):
         stored = read_stored_image(pixels)
         pixels = render(stored, centre_crop(stored.size), side)
-    hidden = _token_mask(_resolve_mask(mask, box, image, side), factor)
+    masked = _resolve_mask(mask, box, image, side)
+    hidden = _token_mask(masked, factor)
     if not hidden.any():
         raise LGQError("the mask is empty: there is nothing to redraw.")
     original = generator.tokenizer.encode(pixels[None].to(generator.transformer.positions.device))
@@ -100,16 +106,17 @@ def inpaint(
     for first in range(0, count, batch_size):
         size = min(batch_size, count - first)
         shown = original.expand(size, *original.shape[1:])
-        labels, masks = torch.full((size,), label), hidden.expand(size, *hidden.shape)
+        labels, masks = [number] * size, hidden.expand(size, *hidden.shape)
         redrawn = generator.inpaint(shown, masks, labels, sampling, seed=batch_seed(seed, first))
         tokens.append(redrawn.cpu())
-        images.append(generator.tokenizer.decode(redrawn).cpu())
+        decoded = generator.tokenizer.decode(redrawn).cpu()
+        images.append(decoded if keep_decoded else _pasted(pixels, decoded, masked, factor))
         on_progress(first + size, count)
     area = hidden.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
     result = Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), area)
     # All processes draw the same.
     if out is not None and rank() == 0:
-        strip = inpainting_strip(pixels, area, result.images, name=generator.classes[label])
+        strip = inpainting_strip(pixels, area, result.images, name=generator.classes[number])
         write_file(Path(out), strip)
     return result
 
@@ -128,6 +135,21 @@ def _resolve_mask(
         size = " x ".join(map(str, mask.shape))
         raise LGQError(f"the mask has {size} pixels, and the image {side} x {side}: make them of one size.")
     return mask
+
+
+def _pasted(
+    image: Float[Tensor, "3 s s"], decoded: Float[Tensor, "c 3 s s"], mask: Bool[Tensor, "s s"], factor: int
+) -> Float[Tensor, "c 3 s s"]:
+    """Return decoded pixels where the mask is true, the image's own elsewhere, and a blend at the border.
+
+    The share of a decoded pixel is 1 under the mask, and falls to 0 within `factor` pixels around it.
+    """
+    reach = factor // 2
+    size = 2 * reach + 1
+    widened = F.max_pool2d(mask.cpu().float()[None], size, 1, reach)
+    share = F.avg_pool2d(widened, size, 1, reach, count_include_pad=False)
+    original = image.cpu().to(decoded.dtype).expand_as(decoded)
+    return torch.lerp(original, decoded, share.to(decoded.dtype).expand_as(decoded))
 
 
 def _token_mask(pixels: Bool[Tensor, "h w"], factor: int) -> Bool[Tensor, "h//{factor} w//{factor}"]:

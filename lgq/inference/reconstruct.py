@@ -1,6 +1,6 @@
 """Images beside their reconstructions, as `lgq reconstruct` shows them.   h w = height and width.
 
-reconstruct("runs/photos", ["cat.jpg", "dog.png"], "side-by-side")
+reconstruct("runs/photos", ["cat.jpg", "holidays"], "side-by-side")
 """
 
 import logging
@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from lgq.data.images import BrokenImage, DataError, read_stored_image
-from lgq.data.transforms import to_png, to_tensor
-from lgq.errors import LGQError
+from lgq.data.folder import FileDataset
+from lgq.data.images import BrokenImage, DataError, to_rgb
+from lgq.data.transforms import cropped_to_multiple, to_png, to_tensor
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
-from lgq.inference import TokenizerSource, tokenizer_on_device
+from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
 from lgq.progress import Progress, unwatched
@@ -46,45 +44,38 @@ class Reconstructions(NamedTuple):
 
 def reconstruct(
     tokenizer: TokenizerSource,
-    images: Sequence[str | Path],
+    images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Reconstructions:
     """Write each image beside its reconstruction, as `<name>-reconstructed.png` in a directory.
 
+    images: files, and folders that stand for all images below them; pictures of those keep their subfolders.
+
     Images keep their size, except for up to f - 1 rows and columns at the borders, as f must divide it.
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
-    if not images:
-        raise LGQError("there is nothing to reconstruct: name one image file or more.")
-    tokenizer = tokenizer_on_device(tokenizer, weights)
+    files = FileDataset([images] if isinstance(images, str | Path) else images)
+    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}
-    names = distinct_files(f"{Path(path).stem}-reconstructed" for path in images)
-    for number, (path, name) in enumerate(zip(map(Path, images), names, strict=True), 1):
+    names = distinct_files(f"{Path(name).with_suffix('')}-reconstructed" for name in files.names)
+    for number, (path, name) in enumerate(zip(files.paths, names, strict=True), 1):
         try:
-            original = _read(path, tokenizer.factor)[None].to(tokenizer.device)
+            pixels = cropped_to_multiple(to_rgb(path), tokenizer.factor, str(path))
         except BrokenImage as error:
             broken[error.name] = error.reason
             _log.warning("broken image no. %d: %s", len(broken), error)
         else:
+            original = to_tensor(pixels)[None].to(tokenizer.device)
             reconstruction = tokenizer.decode(tokenizer.encode(original)).to(original.dtype)
             write_file(Path(out, name), to_png(torch.cat([original, reconstruction], dim=3)[0]))
             done.append(ReconstructedImage(path, Path(out, name), psnr(original, reconstruction).item()))
-        on_progress(number, len(images))
+        on_progress(number, len(files))
     if not done:
         name, reason = next(iter(broken.items()))
-        raise DataError(f"none of {len(images)} images can be read, such as {name} ({reason}).")
+        raise DataError(f"none of {len(files)} images can be read, such as {name} ({reason}).")
     return Reconstructions(done, broken)
-
-
-def _read(path: Path, factor: int) -> Float[Tensor, "3 h w"]:
-    stored = read_stored_image(path)
-    width, height = (side - side % factor for side in stored.size)
-    if not width or not height:
-        size = " x ".join(map(str, stored.size))
-        raise BrokenImage(str(path), f"{size} pixels hold no token of {factor} x {factor}")
-    left, top = (stored.size[0] - width) // 2, (stored.size[1] - height) // 2
-    return to_tensor(stored.rgb().crop((left, top, left + width, top + height)))

@@ -1,6 +1,6 @@
 """Images that a generator draws, as `lgq sample` makes them: files in a directory, or one picture.
 
-    sample("runs/generator", "drawn", classes=(0, 7), count=4, seed=1)     # drawn/class-0007-00003.png, ...
+    sample("runs/generator", "drawn", classes=("goldfish", 7), count=4)    # drawn/class-0007-00003.png, ...
     sample("runs/generator", "drawn.png", sampling=Sampling(guidance=2.0))
 
 The images of a call are cut into batches in their order, and each batch has a seed of its own
@@ -36,7 +36,7 @@ from lgq.files import (
     write_file,
 )
 from lgq.hub import WeightsChoice
-from lgq.inference import GeneratorSource, generator_on_device
+from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import sample_grid
@@ -63,13 +63,14 @@ def sample(
     generator: GeneratorSource,
     out: str | Path,
     *,
-    classes: Sequence[int] = (),
+    classes: Sequence[int | str] = (),
     count: int | None = None,
     samples: int | None = None,
     sampling: Sampling = _DEFAULT,
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
     weights: WeightsChoice = "best",
+    device: Device = "auto",
     on_progress: Progress = unwatched,
 ) -> Samples:
     """Draw images of classes, as a PNG each or as one picture.
@@ -77,7 +78,8 @@ def sample(
     out: a name that ends in .png is one picture, with a band per class. A name without ending is a
         directory of files such as class-0007-00000.png, which processes share; the same call continues
         an interrupted one, with any number of processes.
-    classes: class numbers; none takes up to 8 that spread over all classes, or with `samples` all of them.
+    classes: names or numbers of classes; none takes up to 8 that spread over all classes, or with `samples`
+        all of them.
     count: images per class, 8 by default.
     samples: instead of `count`, images in all: image i has class i modulo the number of classes.
     """
@@ -88,13 +90,13 @@ def sample(
     given = {"count": count, "samples": samples, "batch_size": batch_size}
     require_at_least(1, **{name: number for name, number in given.items() if number is not None})
     name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
-    generator = generator_on_device(generator, weights)
-    generator.require_classes(classes)
-    if len(set(classes)) < len(classes):
+    generator = generator_on_device(generator, weights, device)
+    numbers = generator.class_numbers(classes)
+    if len(set(numbers)) < len(numbers):
         given_classes = " ".join(map(str, classes))
         raise LGQError(f"`classes` names each class once, got {given_classes}: `count` is for more images.")
     known = len(generator.classes)
-    chosen = list(classes) or evenly_spread(known, known if samples else min(_CLASSES_SHOWN, known))
+    chosen = numbers or evenly_spread(known, known if samples else min(_CLASSES_SHOWN, known))
     if samples is None:
         labels = [number for number in chosen for _ in range(count or _COUNT)]
     else:
@@ -128,7 +130,7 @@ def draw_images(
     """
     require_at_least(1, batch_size=batch_size)
     # Before the first batch is drawn, not when the last one is.
-    generator.require_classes(labels)
+    generator.class_numbers(labels)
     starts = range(0, len(labels), batch_size) if starts is None else starts
     batches = [torch.tensor(labels[first : first + batch_size]) for first in starts]
     done, total = 0, sum(map(len, batches))

@@ -45,7 +45,7 @@ class CodeUsage:
 
     @property
     def frequencies(self) -> Float[Tensor, " k"]:
-        return self.counts.double() / max(self.tokens, 1)
+        return self.counts.cpu().double() / max(self.tokens, 1)
 
     @property
     def dead_codes(self) -> Int[Tensor, " dead"]:
@@ -65,13 +65,13 @@ class CodeUsage:
     @property
     def perplexity(self) -> float:
         """exp(entropy): number of equally used codes that would have this entropy; 0 for no tokens."""
-        return float(torch.tensor(self.entropy).double().exp()) if self.tokens else 0.0
+        return float(torch.tensor(self.entropy).cpu().double().exp()) if self.tokens else 0.0
 
     @property
     def normalized_entropy(self) -> float:
         """Entropy divided by its largest value log k; 1 is uniform use. A codebook of one code has 1."""
         k = len(self.counts)
-        return self.entropy / float(torch.tensor(k).double().log()) if k > 1 else 1.0
+        return self.entropy / float(torch.tensor(k, dtype=torch.float64).log()) if k > 1 else 1.0
 
     @property
     def top_percent_mass(self) -> float:
@@ -93,7 +93,7 @@ class CodeUsage:
         for name, group in (("dead", norms[dead]), ("live", norms[~dead])):
             if len(group):
                 values |= {f"{name}_norm_min": float(group.min()), f"{name}_norm_max": float(group.max())}
-        pair = torch.stack([norms, self.counts.double().log1p()])
+        pair = torch.stack([norms, self.counts.cpu().double().log1p()])
         centred = pair - pair.mean(1, keepdim=True)
         lengths = torch.linalg.vector_norm(centred, dim=1)
         correlation = float(centred[0] @ centred[1] / lengths.prod())  # NaN where either is constant

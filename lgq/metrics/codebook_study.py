@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lgq.checks import require_indices
 from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
+from lgq.data.loader import loaded_onto
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.errors import LGQError
 from lgq.metrics.code_usage import CodeUsage, learned_codebook
@@ -163,7 +164,7 @@ def study_codebook(
         tokenizer.device, image_size=image_size, batch_size=batch_size, workers=workers
     )
     for batch in ImageLoader(data, settings).one_pass(may_be_empty=True):
-        images = batch.images.to(tokenizer.device, non_blocking=True)
+        images = loaded_onto(tokenizer.device, batch.images)
         vectors, tokens = _quantize(tokenizer, images, stage)
         for counts in (usage, pairs, positions):
             if counts is not None:

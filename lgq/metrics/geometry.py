@@ -87,7 +87,7 @@ def mutual_information(a: Integer[Tensor, " n"], b: Integer[Tensor, " n"]) -> fl
 def _entropy(labels: Int64[Tensor, " n"]) -> float:
     # Summed in the order of the values, so that the order of images changes no bit.
     n = max(len(labels), 1)
-    counts = labels.unique(return_counts=True)[1].double()
+    counts = labels.unique(return_counts=True)[1].cpu().double()
     return math.log(n) - float((counts * counts.log()).sum()) / n
 
 

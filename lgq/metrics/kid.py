@@ -18,7 +18,7 @@ def kernel_distance(features: Float[Tensor, "n d"], features_ref: Float[Tensor, 
     if min(len(features), len(features_ref)) < 2 or features.shape[1] != features_ref.shape[1]:
         shapes = f"{tuple(features.shape)} and {tuple(features_ref.shape)}"
         raise ValueError(f"both sets need 2 images or more and the same features, got {shapes}.")
-    x, y = features.double(), features_ref.to(features.device).double()
+    x, y = features.cpu().double(), features_ref.cpu().double()
     n, m = len(x), len(y)
     within = _sum_without_diagonal(x) / (n * (n - 1)) + _sum_without_diagonal(y) / (m * (m - 1))
     return float(within - 2 * _kernel_sum(x, y) / (n * m))

@@ -89,9 +89,9 @@ def _likelihood_sums(
     logits = transformer(tokens.masked_fill(mask, transformer.mask_token), classes, mask).float()
     targets = tokens[mask]
     # In float64: a sum over millions of tokens must not depend on the batch size.
-    nll = -logits.log_softmax(1).gather(1, targets[:, None]).double().sum()
-    correct = (logits.argmax(1) == targets).double().sum()
-    return torch.stack([nll, correct, targets.new_tensor(len(targets)).double()]).cpu()
+    nll = -logits.log_softmax(1).gather(1, targets[:, None]).cpu().double().sum()
+    correct = (logits.argmax(1) == targets).sum().cpu().double()
+    return torch.stack([nll, correct, torch.tensor(len(targets), dtype=torch.float64)])
 
 
 def token_entropies(
@@ -145,7 +145,7 @@ def add_tokens(
 
 def _entropy(counts: Int64[Tensor, "c k"]) -> float:
     """Return the entropy of the codes given the class: -sum n log(n / N), N per class, divided by all N."""
-    rows = counts.double()
+    rows = counts.cpu().double()
     nats = [float(torch.special.entr(n).sum() + torch.special.xlogy(n.sum(), n.sum())) for n in rows]
     return sum(nats) / max(int(counts.sum()), 1)
 
@@ -157,6 +157,6 @@ def _cross_entropy(counts: Int64[Tensor, "c k"], training: Int64[Tensor, "c k"])
     """
     nats = 0.0
     for n, seen in zip(counts, training, strict=True):
-        q: Float64[Tensor, " k"] = (seen.double() + 1) / (seen.sum() + len(seen))
+        q: Float64[Tensor, " k"] = (seen.cpu().double() + 1) / (seen.sum() + len(seen))
         nats -= float((n * q.log()).sum())
     return nats / max(int(counts.sum()), 1)

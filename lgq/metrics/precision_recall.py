@@ -23,17 +23,18 @@ def precision_recall(
     if min(len(features), len(features_ref)) <= neighbours or features.shape[1] != features_ref.shape[1]:
         shapes = f"{tuple(features.shape)} and {tuple(features_ref.shape)}"
         raise ValueError(f"both sets need more than {neighbours} images and the same features, got {shapes}.")
-    x, y = features.double(), features_ref.to(features.device).double()
+    x, y = features.cpu().double(), features_ref.cpu().double()
     # Distances do not change, and lose fewer digits where all features share a large offset.
     centre = y.mean(0)
     x, y = x - centre, y - centre
     x_radii, y_radii = _squared_radii(x, neighbours), _squared_radii(y, neighbours)
-    precise, recalled = [], torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    precise, recalled = [], torch.zeros(len(y), dtype=torch.bool)
     for rows in row_tiles(len(x), len(y)):
         distances = _squared_distances(x[rows], y)
         precise.append((distances <= y_radii).any(1))
         recalled |= (distances <= x_radii[rows, None]).any(0)
-    return {"precision": float(torch.cat(precise).double().mean()), "recall": float(recalled.double().mean())}
+    shares = {"precision": torch.cat(precise), "recall": recalled}
+    return {name: float(found.cpu().double().mean()) for name, found in shares.items()}
 
 
 def _squared_radii(x: Float64[Tensor, "n d"], neighbours: int) -> Float64[Tensor, " n"]:

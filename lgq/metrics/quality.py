@@ -19,6 +19,7 @@ from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
 from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
+from lgq.data.loader import loaded_onto
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.features import SAMPLE, FeatureSet
@@ -85,7 +86,7 @@ class TokenizerQuality:
         """Add a batch and return the PSNR of each image; numbers: place of each image in the data set."""
         self.usage.update(codes)
         if self.networks.lpips is not None:
-            self.lpips_sum += self.networks.lpips(images, reconstructions).double().sum().cpu()
+            self.lpips_sum += self.networks.lpips(images, reconstructions).cpu().double().sum()
         if self.networks.inception is not None and self.features is not None and self.reference is not None:
             chosen = numbers if self.feature_images is None else self.feature_images
             mask, inception = torch.isin(numbers, chosen), self.networks.inception
@@ -210,9 +211,10 @@ def evaluate_reconstructions(
     quality = TokenizerQuality.empty(networks, codebook_size, images=total, reference=reference)
     psnrs, was_read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
     for batch in loader.one_pass(may_be_empty=True):
-        images = batch.images.to(device, non_blocking=True)
+        images = loaded_onto(device, batch.images)
         reconstructions, codes = reconstruct(images)
-        psnrs[batch.indices] = quality.update(images, reconstructions, codes, batch.indices).double()
+        scores = quality.update(images, reconstructions, codes, batch.indices)
+        psnrs[batch.indices] = scores.cpu().double()
         was_read[batch.indices] = 1
         on_progress(batch.position, total)
     quality, psnrs, was_read = quality.over_ranks(), sum_over_ranks(psnrs), sum_over_ranks(was_read)

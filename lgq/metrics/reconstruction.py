@@ -53,7 +53,7 @@ class ReconstructionQuality:
     def update(self, images: Images, reconstructions: Images) -> Float[Tensor, " b"]:
         """Add a batch and return the PSNR of each image."""
         values = torch.stack([metric(images, reconstructions) for metric in (psnr, ssim, l1)])
-        self.sums = self.sums + values.double().sum(1).cpu()
+        self.sums = self.sums + values.cpu().double().sum(1)
         self.count += len(images)
         return values[0].cpu()
 

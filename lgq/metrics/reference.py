@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lgq.data.images import BrokenImage, DataError, ImageDataset
-from lgq.data.loader import ImageLoader, LoaderSettings
+from lgq.data.loader import ImageLoader, LoaderSettings, loaded_onto
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.features import SAMPLE, FeatureSet
 from lgq.metrics.fid import Gaussian, StatisticsError
@@ -64,7 +64,7 @@ class Reference:
                 device, image_size=image_size, batch_size=batch_size, workers=workers
             )
             for batch in ImageLoader(dataset, settings).one_pass(may_be_empty=True):
-                features.update(inception(batch.images.to(device, non_blocking=True)), batch.indices)
+                features.update(inception(loaded_onto(device, batch.images)), batch.indices)
                 on_progress(batch.position, total)
             features = features.over_ranks()
             if features.statistics.count == 0:

@@ -137,7 +137,7 @@ def reveal_counts(masked: Int64[Tensor, " b"], steps: int, schedule: MaskSchedul
     counts, left = masked.new_zeros(steps, len(masked)), masked
     for step in range(steps):
         fraction = _MASKED_FRACTIONS[schedule]((step + 1) / steps)
-        scheduled = (masked.double() * fraction + _ROUNDING).floor().long()
+        scheduled = (masked.cpu().double() * fraction + _ROUNDING).floor().long()
         later_steps = steps - 1 - step
         remaining = scheduled.clamp(min=later_steps).minimum(left - 1).clamp(min=0)
         counts[step], left = left - remaining, remaining

@@ -64,7 +64,7 @@ def project(
     # would depend on their timing.
     points = torch.cat([x, y]).numpy()
     fit = umap.UMAP(n_neighbors=min(15, len(points) - 1), random_state=0, n_jobs=1)
-    both = torch.from_numpy(fit.fit_transform(points)).double()
+    both = torch.from_numpy(fit.fit_transform(points)).cpu().double()
     return Projection(both[: len(x)], both[len(x) :], "umap")
 
 
@@ -106,7 +106,7 @@ def overlay(
     latents, codes, counts = latents.detach().cpu(), codebook.detach().cpu()[drawn], counts.cpu()[drawn]
     figure, panels = panel_figure(2, (5.7, 5.6))
     plane = project(latents, codes, method=method)
-    medians = [torch.linalg.vector_norm(x.double(), dim=1).median().item() for x in (latents, codes)]
+    medians = [torch.linalg.vector_norm(x.cpu().double(), dim=1).median().item() for x in (latents, codes)]
     norms = "median norms {:.3g} of latents, {:.3g} of codes".format(*medians)
     _draw_plane(panels[0], plane, counts, title=f"as they are: {norms}")
     directions = project(normalize(latents), normalize(codes), method=method)
@@ -133,7 +133,7 @@ def norm_scatter(
     colour: that of the quantizer (`lgq.plots.palette`).
     """
     codebook, counts = codebook.detach().cpu(), counts.cpu()
-    norms, dead = torch.linalg.vector_norm(codebook.double(), dim=1), counts == 0
+    norms, dead = torch.linalg.vector_norm(codebook.cpu().double(), dim=1), counts == 0
     figure, (panel,) = panel_figure(1, (7.6, 4.4))
     size, live = _marker_size(len(counts)), f"{int((~dead).sum()):,} live codes"
     panel.scatter(norms[~dead], counts[~dead], s=size, color=colour, alpha=0.6, linewidths=0, label=live)

@@ -98,13 +98,13 @@ def _kmeans_plus_plus(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int)
     is left out.
     """
     generator = torch.Generator().manual_seed(seed)
-    draws = torch.rand(codebook_size, generator=generator, dtype=torch.float64, device=generator.device)
-    distances = torch.ones(len(z), dtype=torch.float64, device=z.device)
+    draws = torch.rand(codebook_size, generator=generator, dtype=torch.float64)
+    distances = torch.ones(len(z), dtype=torch.float64)
     centres: list[Tensor] = []
-    for draw in draws.to(z.device):
+    for draw in draws:
         cumulated = distances.cumsum(0)
         index = torch.searchsorted(cumulated, draw * cumulated[-1], right=True).clamp_max(len(z) - 1)
         centres.append(z[index])
-        to_centre = (z - centres[-1]).square().sum(1).double()
+        to_centre = (z - centres[-1]).square().sum(1).cpu().double()
         distances = torch.minimum(distances, to_centre) if len(centres) > 1 else to_centre
     return torch.stack(centres)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lgq.data import ImageDataset, PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.maskgit import MaskGIT
 from lgq.models.lpips import LPIPS
@@ -46,11 +47,15 @@ class Footprint:
 
 
 def tokenizer_footprint(
-    run: TokenizerRun, data: ImageDataset | str | Path, *, start_from: Tokenizer | str | Path | None = None
+    run: TokenizerRun,
+    data: ImageDataset | str | Path,
+    *,
+    start_from: Tokenizer | str | Path | None = None,
+    device: str | torch.device = "auto",
 ) -> Footprint:
-    """Estimate what `train(run, data, ...)` needs; LPIPS need not be downloaded."""
+    """Estimate what `train(run, data, ..., device=device)` needs; LPIPS need not be downloaded."""
     data = open_dataset(data) if isinstance(data, str | Path) else data
-    require_feasible(run)
+    require_feasible(run, resolve_device(device))
     if isinstance(data, PipeDataset):
         raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without a dry run.")
     run = run.for_data(len(data))
@@ -87,8 +92,10 @@ def generator_footprint(
     val_tokens: TokenDataset | str | Path | None = None,
     tokenizer: Tokenizer | str | Path | None = None,
     start_from: MaskGIT | str | Path | None = None,
+    device: str | torch.device = "auto",
 ) -> Footprint:
     """Estimate what `train_generator` needs with these arguments, with all tokens of an image masked."""
+    resolve_device(device)
     training_tokens, _, decoder = open_tokens(tokens, val_tokens, tokenizer)
     run = run.for_data(len(training_tokens))
     maskgit = build_generator(run, training_tokens, decoder)

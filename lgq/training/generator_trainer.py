@@ -52,6 +52,7 @@ def train_generator(
     tokenizer: Tokenizer | str | Path | None = None,
     start_from: MaskGIT | str | Path | None = None,
     resume: Resume = "auto",
+    device: str | torch.device = "auto",
 ) -> Outcome:
     """Train a generator into the run directory `out`; the same call continues a run that was stopped.
 
@@ -66,14 +67,14 @@ def train_generator(
         layers, and what it knows of the same codes, places and classes. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
+    device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
 
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
     require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
-    trainer = GeneratorTrainer(
-        run, training_tokens, validation_tokens or training_tokens, decoder, Path(out), start_from
-    )
+    validated = validation_tokens or training_tokens
+    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), start_from, device)
     if val_tokens is None and rank() == 0:
         _log.warning("no validation tokens: validating on some of the training tokens")
     return run_loop(trainer, resume)
@@ -156,8 +157,9 @@ class GeneratorTrainer(Trainer):
         tokenizer: Tokenizer,
         out: Path,
         start_from: MaskGIT | str | Path | None = None,
+        device: str | torch.device = "auto",
     ):
-        device = join_processes()
+        device = join_processes(device)
         run = run.for_data(len(tokens), ranks=world_size())
         self.maskgit = build_generator(run, tokens, tokenizer).to(device)
         if start_from is not None:

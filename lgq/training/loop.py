@@ -160,7 +160,7 @@ def _lost_workers_named() -> Iterator[None]:
 def _journal(trainer: Trainer, step: int) -> Iterator[Journal]:
     """Write what describes the run, and open its records."""
     run, config, project = trainer.out, trainer.described(), trainer.run.loop.wandb
-    describe_run(run, config)
+    describe_run(run, config, trainer.device)
     with ExitStack() as stack:
         with named_disk_errors(run):
             tracker = None
@@ -334,7 +334,7 @@ class _Loop:
 
 
 def _mean_over_ranks(terms: dict[str, Tensor]) -> dict[str, float]:
-    values = torch.stack([term.detach().double().cpu() for term in terms.values()])
+    values = torch.stack([term.detach().cpu().double() for term in terms.values()])
     means = sum_over_ranks(values) / world_size()
     return dict(zip(terms, means.tolist(), strict=True))
 

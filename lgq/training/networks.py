@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 PretrainedNetwork = TypeVar("PretrainedNetwork", InceptionV3, LPIPS)
 
 
-def require_feasible(run: TokenizerRun) -> None:
-    """Refuse images too small for the discriminator, and networks too large for the memory."""
+def require_feasible(run: TokenizerRun, device: torch.device) -> None:
+    """Refuse images too small for the discriminator, and networks too large for the memory of the device."""
     if run.loss.gan and run.image_size < (smallest := PatchDiscriminator().min_side):
         raise LGQError(
             f"the discriminator needs images of {smallest} pixels or more, got `image_size` "
@@ -42,18 +42,18 @@ def require_feasible(run: TokenizerRun) -> None:
             raise
         reason = " ".join(str(error).split())
         raise LGQError(f"no tokenizer has these sizes ({reason:.200}): choose smaller ones.") from error
-    if needed > _total_memory():
+    if needed > (total := _total_memory(device)):
+        owner = "the GPU" if device.type == "cuda" else "this machine"
         raise LGQError(
-            f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and this machine has "
-            f"{_total_memory() / 2**30:,.0f}: choose a smaller `codebook_size` or backbone, or fewer "
-            "`stages`."
+            f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and {owner} has "
+            f"{total / 2**30:,.0f}: choose a smaller `codebook_size` or backbone, or fewer `stages`."
         )
 
 
-def _total_memory() -> int:
-    """Return the bytes of the GPU, or of the machine if it has none."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+def _total_memory(device: torch.device) -> int:
+    """Return the bytes of a CUDA device; the CPU and MPS share the memory of the machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

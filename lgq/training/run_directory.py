@@ -94,15 +94,15 @@ def _keyword(path: str) -> str:
     return f"{_SOURCES.get(section, section)}{dot}{name}"
 
 
-def describe_run(run: Path, config: dict[str, Any]) -> None:
+def describe_run(run: Path, config: dict[str, Any], device: torch.device) -> None:
     """Write config.json and environment.json; `config` has a `seed`."""
     with named_disk_errors(run):
         # In this order: a config.json alone belongs to no run.
-        replace_json(run / ENVIRONMENT, describe_environment(config["seed"]))
+        replace_json(run / ENVIRONMENT, describe_environment(config["seed"], device))
         replace_json(run / CONFIG, config)
 
 
-def describe_environment(seed: int | None) -> dict[str, Any]:
+def describe_environment(seed: int | None, device: torch.device) -> dict[str, Any]:
     """Return what environment.json holds: enough to run the same again."""
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     processor = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
@@ -114,6 +114,7 @@ def describe_environment(seed: int | None) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "seed": seed,
         "world_size": world_size(),
+        "device": device.type,
         "devices": devices or [processor],
         "plugins": foreign_quantizers(),
     }

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamLoader, open_dataset
-from lgq.data.loader import evenly_spread
+from lgq.data.loader import evenly_spread, loaded_onto
 from lgq.data.stream import require_random_access, training_loader
-from lgq.distributed import join_processes, rank, stack_over_ranks, world_size
+from lgq.distributed import join_processes, rank, resolve_device, stack_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.code_usage import batch_utilization, learned_codebook, usage_bars
 from lgq.metrics.features import FeatureSet
@@ -55,6 +55,7 @@ def train(
     val_data: ImageDataset | str | Path | None = None,
     start_from: Tokenizer | str | Path | None = None,
     resume: Resume = "auto",
+    device: str | torch.device = "auto",
 ) -> Outcome:
     """Train a tokenizer into the run directory `out`; the same call continues a run that was stopped.
 
@@ -67,15 +68,16 @@ def train(
         another quantizer or number of codes, its encoder and decoder. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
+    device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
 
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
     require_run(run, TokenizerRun)
     training_data = _opened(data)
     validation_data = training_data if val_data is None else _opened(val_data)
-    require_feasible(run)
+    require_feasible(run, resolve_device(device))
     require_random_access(validation_data, "validation (`val_data`)")
-    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from)
+    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from, device)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")
     return run_loop(trainer, resume)
@@ -100,8 +102,9 @@ class TokenizerTrainer(Trainer):
         validation_data: ImageDataset,
         out: Path,
         start_from: Tokenizer | str | Path | None = None,
+        device: str | torch.device = "auto",
     ):
-        device = join_processes()
+        device = join_processes(device)
         if run.loop.epochs is not None:
             run = run.for_data(len(data), ranks=world_size())
         self._layout = torch.channels_last if run.channels_last else torch.contiguous_format
@@ -247,7 +250,7 @@ class TokenizerTrainer(Trainer):
             self._discriminator_optimizer.load_state(state["discriminator_optimizer"])
 
     def _to_device(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
-        return images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
+        return loaded_onto(self.device, images).contiguous(memory_format=self._layout)
 
 
 def _describe(loader: Any) -> dict[str, Any]:

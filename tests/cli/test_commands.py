@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from command_line import TINY_TOKENIZER, lgq
+from command_line import TINY_TOKENIZER, lgq, mistake
 from PIL import Image
 
 from lgq import Tokenizer
@@ -104,6 +104,37 @@ def test_reconstructions_stand_beside_their_images(run, photos, tmp_path, capsys
     assert printed.out.count("-reconstructed.png") == 3
     assert "1 could not be read" in " ".join(printed.out.split())
     assert "broken.jpg" in printed.err
+
+
+def test_a_folder_stands_for_its_images(run, photos, tmp_path, capsys):
+    (photos / "more" / "deep").mkdir(parents=True)
+    shutil.copy(photos / "0.png", photos / "more" / "deep" / "0.png")
+    shutil.copy(photos / "1.png", tmp_path / "0.png")
+    lgq("reconstruct", run, photos, tmp_path / "0.png", "--out", tmp_path / "out")
+    pictures = sorted(
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")
+    )
+    single = [f"{i}-reconstructed.png" for i in range(3)]
+    assert pictures == sorted([*single, "0-reconstructed-4.png", "more/deep/0-reconstructed.png"])
+    assert capsys.readouterr().out.count("-reconstructed") == 5
+    (tmp_path / "empty").mkdir()
+    assert "hold no image" in mistake(capsys, "reconstruct", run, tmp_path / "empty", "--out", tmp_path / "x")
+
+
+def test_image_files_are_encoded_without_a_folder(run, photos, tmp_path, capsys):
+    first, second = photos / "0.png", photos / "1.png"
+    lgq("encode", run, "--data", first, "--out", tmp_path / "one")
+    lgq("encode", run, "--data", second, first, "--out", tmp_path / "two")
+    lgq("encode", run, "--data", photos, "--out", tmp_path / "all")
+    one, two, all_images = (TokenDataset(tmp_path / name) for name in ("one", "two", "all"))
+    assert [item.name for item in two] == ["1.png", "0.png"]
+    assert (len(one), one.classes, one[0].label) == (1, (), None)
+    assert torch.equal(one[0].tokens, all_images[0].tokens)
+    assert torch.equal(two[0].tokens, all_images[1].tokens)
+    lgq("encode", run, "--data", first, second, "--out", tmp_path / "x", "--dry-run")
+    assert not (tmp_path / "x").exists()
+    gone = mistake(capsys, "encode", run, "--data", photos / "gone.png", "--out", tmp_path / "x")
+    assert "gone.png does not exist" in gone
 
 
 def test_what_is_encoded_is_what_is_decoded(run, photos, tmp_path, capsys):

@@ -118,21 +118,38 @@ def test_without_classes_some_that_spread_over_all_are_drawn(known, shown, tmp_p
 
 
 def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo, tmp_path, capsys):
-    drawing = ["--label", 4, "--count", 3, "--steps", 2, "--seed", 9]
-    lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *drawing)
+    drawing = ["--label", "kind 4", "--count", 3, "--steps", 2, "--seed", 9]
+    whole = [*drawing, "--keep-decoded"]
+    lgq("inpaint", generator, photo, "--box", 8, 0, 15, 16, "--out", tmp_path / "strip.png", *whole)
     assert "50% of the image redrawn, 3 times" in capsys.readouterr().err
     options = {"box": (8, 0, 15, 16), "label": 4, "count": 3, "sampling": Sampling(steps=2), "seed": 9}
-    inpaint(generator, photo, tmp_path / "expected.png", **options)
+    inpaint(generator, photo, tmp_path / "expected.png", **options, keep_decoded=True)
     expected = (tmp_path / "expected.png").read_bytes()
     assert (tmp_path / "strip.png").read_bytes() == expected
     # In the middle 20 x 20 pixels of the photograph, the right half is the columns from 15 on.
     mask = Image.new("L", (30, 20))
     mask.paste(255, (15, 0, 25, 20))
     mask.save(tmp_path / "mask.png")
-    lgq(
-        "inpaint", generator, photo, "--mask", tmp_path / "mask.png", "--out", tmp_path / "same.png", *drawing
-    )
+    by_mask = ["inpaint", generator, photo, "--mask", tmp_path / "mask.png"]
+    lgq(*by_mask, "--out", tmp_path / "same.png", *whole)
     assert (tmp_path / "same.png").read_bytes() == expected
+    lgq(*by_mask, "--out", tmp_path / "pasted.png", *drawing)
+    assert (tmp_path / "pasted.png").read_bytes() != expected
+
+
+def test_classes_are_drawn_by_name_or_number(generator, tmp_path, capsys):
+    command = ["sample", generator, "--count", 1, "--steps", 1, "--out"]
+    lgq(*command, tmp_path / "names", "--classes", "kind 3", "kind 12", 7)
+    names = sorted(path.name for path in (tmp_path / "names").glob("*.png"))
+    assert names == [f"class-00{number}-00000.png" for number in ("03", "07", "12")]
+    lgq(*command, tmp_path / "numbers", "--classes", 3, 12, 7)
+    for name in names:
+        assert (tmp_path / "numbers" / name).read_bytes() == (tmp_path / "names" / name).read_bytes()
+    line = mistake(capsys, *command, tmp_path / "other", "--classes", "kind3")
+    assert "knows no class 'kind3': did you mean 'kind 3'" in line
+    assert "--classes names each class once" in mistake(
+        capsys, *command, tmp_path / "x", "--classes", "kind 3", 3
+    )
 
 
 def test_a_generator_of_one_class_needs_no_label(photo, tmp_path):

@@ -98,7 +98,7 @@ MISTAKES = [
             ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
             ("either --mask, a file, or --box", "--label 0"),
             ("either --mask, a file, or --box", "--box 0 0 4 4 --mask photo.png --label 0"),
-            ("give --label, from 0 to 1", "--box 0 0 4 4"),
+            ("give --label, a name or a number to 1", "--box 0 0 4 4"),
         )
     ),
     # Generators.

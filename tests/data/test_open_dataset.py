@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 from shard_files import picture, write_shard
 
-from lgq.data import DataError, FolderDataset, PipeDataset, SampleDataset, ShardDataset, open_dataset
+from lgq.data import (
+    BrokenImage,
+    DataError,
+    EncodedImage,
+    FileDataset,
+    FolderDataset,
+    PipeDataset,
+    SampleDataset,
+    ShardDataset,
+    open_dataset,
+)
 
 
 @pytest.fixture
@@ -29,6 +39,10 @@ def here(tmp_path, monkeypatch):
         ("./sample", FolderDataset, 1),
         *((spec, ShardDataset, 2) for spec in ("t-{0..1}.tar", "t-*.tar", "~/t-{0,1}.tar")),
         ("t-0.tar", ShardDataset, 1),
+        *((spec, FileDataset, 1) for spec in ("x.tar/a.png", "~/sample/a.png", ["x.tar/a.png"])),
+        (["x.tar/a.png", Path("sample/a.png")], FileDataset, 2),
+        (("~/x.tar/a.png", "sample", "x.tar"), FileDataset, 3),
+        (["t-{0..1}.tar"], ShardDataset, 2),
         *((spec, SampleDataset, len(SampleDataset("train"))) for spec in ("sample", "sample:train")),
         ("sample:held-out", SampleDataset, len(SampleDataset("held-out"))),
     ],
@@ -39,6 +53,25 @@ def test_data_opens_by_its_name(spec, kind, images):
     assert isinstance(dataset, kind)
     assert len(dataset) == images
     assert open_dataset(dataset) is dataset
+
+
+def test_a_data_set_may_be_a_list_of_its_own():
+    images = [EncodedImage(picture(1), None, "a"), EncodedImage(picture(2), 0, "b")]
+    assert open_dataset(images) is images
+
+
+@pytest.mark.usefixtures("here")
+def test_files_keep_their_order_and_their_names():
+    dataset = FileDataset(["sample", "x.tar/a.png", "gone.png"])
+    assert [dataset[i].name for i in range(2)] == ["a.png", "a.png"]
+    assert dataset[0].data == picture(1)
+    assert dataset[0].label is None
+    with pytest.raises(BrokenImage, match=r"gone\.png: No such file"):
+        dataset[2]
+    assert repr(dataset) == "FileDataset(sample, x.tar/a.png, gone.png: 3 images)"
+    assert repr(FileDataset(["gone.png"] * 9)) == "FileDataset(gone.png, ..., gone.png: 9 images)"
+    with pytest.raises(DataError, match="no image is named"):
+        FileDataset([])
 
 
 def test_a_pipe_opens_one_command_per_shard_and_starts_none(tmp_path):

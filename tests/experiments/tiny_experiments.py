@@ -26,7 +26,7 @@ UNLIKE = ("seconds", "environment", "command")
 """Parts of a record that differ between machines and calls."""
 
 
-def fixed_cost(task: CostTask) -> list[dict[str, Any]]:
+def fixed_cost(task: CostTask, _device: object) -> list[dict[str, Any]]:
     ours = {"quantizer": task.quantizer, "implementation": "ours", "ms": 2.0, "extra_bytes": 64}
     return [ours, ours | {"implementation": "dense", "ms": None}]
 

@@ -47,13 +47,36 @@ def test_a_token_is_masked_where_any_of_its_pixels_is(factor):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_tokens_outside_the_mask_stay_to_the_last_bit(stages):
     maskgit, image = build(stages), torch.rand(3, SIDE, SIDE) * 2 - 1
-    result = inpaint(maskgit, image, mask=_box_mask(RIGHT, SIDE), sampling=QUICK, label=1, count=3)
+    options = {"sampling": QUICK, "label": 1, "count": 3, "keep_decoded": True}
+    result = inpaint(maskgit, image, mask=_box_mask(RIGHT, SIDE), **options)
     kept = maskgit.tokenizer.encode(image[None])[0]
     assert torch.equal(result.original_tokens, kept)
     assert all(torch.equal(tokens[:, :2], kept[:, :2]) for tokens in result.tokens)
     assert not torch.equal(result.tokens[0], result.tokens[1])
     assert torch.equal(result.images, maskgit.tokenizer.decode(result.tokens))
     assert torch.equal(result.mask, _box_mask(RIGHT, SIDE))
+
+
+@pytest.mark.parametrize("where", ["box", "mask"])
+def test_known_pixels_are_pasted_back_up_to_the_border_of_the_mask(where):
+    maskgit, image = build(), torch.rand(3, SIDE, SIDE) * 2 - 1
+    mask = _box_mask((9, 0, 16, 6), SIDE)
+    part = {"box": (9, 0, 16, 6)} if where == "box" else {"mask": mask}
+    options = {"sampling": QUICK, "label": "dog", "count": 2, **part}
+    pasted = inpaint(maskgit, image, **options)
+    plain = inpaint(maskgit, image, **options, keep_decoded=True)
+    assert torch.equal(pasted.tokens, plain.tokens)
+    assert torch.equal(plain.images, maskgit.tokenizer.decode(plain.tokens))
+    assert torch.equal(pasted.images[..., mask], plain.images[..., mask])
+    far = ~_box_mask((5, 0, 16, 10), SIDE)  # more than f = 4 pixels away
+    assert torch.equal(pasted.images[..., far], image[:, far].expand(2, -1, -1))
+    between = ~mask & ~far
+    low, high = torch.stack([plain.images, image.expand_as(plain.images)]).aminmax(dim=0)
+    border = pasted.images[..., between]
+    assert (border >= low[..., between] - 1e-6).all()
+    assert (border <= high[..., between] + 1e-6).all()
+    share = ((pasted.images - image) / (plain.images - image)).nanmedian(1).values[0, 2]
+    assert (share[5:10].diff() > 0).all(), "the decoder's share grows towards the mask"
 
 
 def test_a_seed_reproduces_all_batches_and_no_two_batches_are_alike():
@@ -130,5 +153,9 @@ def test_mistakes_are_named(tmp_path):
         inpaint(maskgit, image, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool), label=0)
     with pytest.raises(LGQError, match=r"class 2 is not among 0\.\.1"):
         inpaint(maskgit, image, box=RIGHT, label=2)
+    with pytest.raises(LGQError, match="no class 'dgo': did you mean 'dog'"):
+        inpaint(maskgit, image, box=RIGHT, label="dgo")
+    with pytest.raises(LGQError, match="knows 2 classes: give `label`, a name or a number to 1"):
+        inpaint(maskgit, image, box=RIGHT)
     with pytest.raises(ValueError, match="`count` must be at least 1, got 0"):
         inpaint(maskgit, image, box=RIGHT, label=0, count=0)
