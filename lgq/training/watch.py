@@ -122,7 +122,7 @@ class CodeUse:
         seen = f"{self._describe(metric, share)} after step {step:,}"
         if slash:
             seen = f"in stage {int(stage) + 1} of {self._run.stages}, {seen}"
-        if is_collapsed(share, self._reachable[metric], self._run.codebook_size):
+        if is_collapsed(share, self._reachable[metric]):
             return Finding(f"few_codes{slash}{stage}", f"few codes are used: {seen}; {self._way_out(step)}")
         if share < _FALL * best:
             fall = f"fewer and fewer codes are used: {seen}, after {best:.0%} at best"
@@ -158,9 +158,9 @@ def quantizer_remedies(options: Mapping[str, Any]) -> str:
     return "; ".join(remedies)
 
 
-def is_collapsed(share: float, reachable: int, codebook_size: int) -> bool:
+def is_collapsed(share: float, reachable: int) -> bool:
     """Tell whether less than 5% of the codes within reach are used, or one code of several."""
-    return codebook_size > 1 and (share < _FEW or share * reachable <= 1)
+    return reachable > 1 and (share < _FEW or share * reachable <= 1)
 
 
 def idle_discriminator(run: TokenizerRun) -> Finding | None:

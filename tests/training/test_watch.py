@@ -97,9 +97,9 @@ def test_use_counts_among_the_codes_that_so_few_tokens_can_reach():
 
 
 def test_one_code_of_several_is_few_however_small_the_codebook():
-    assert is_collapsed(1 / 4, reachable=4, codebook_size=4)
-    assert not is_collapsed(2 / 4, reachable=4, codebook_size=4)
-    assert not is_collapsed(1.0, reachable=1, codebook_size=1)
+    assert is_collapsed(1 / 4, reachable=4)
+    assert not is_collapsed(2 / 4, reachable=4)
+    assert not is_collapsed(1.0, reachable=1)
 
 
 def test_the_start_of_a_run_is_not_judged():
