@@ -184,12 +184,11 @@ def in_options(text: str, options: Iterable[Option]) -> str:
         flags[option.flag.removeprefix("--").replace("-", "_")] = option.flag
     flags |= {option.keyword: option.flag for option in options}
 
+    with_entries = {option.keyword for option in options if get_origin(option.kind) is dict}
+
     def rename(name: str) -> str | None:
-        if name in flags:
-            return flags[name]
-        owner, _, rest = name.partition(".")
-        # An entry of a setting that has names itself, such as an option of the quantizer.
-        return f"{flags[owner]} {rest}" if rest and owner in flags else None
+        owner, _, entry = name.partition(".")
+        return f"{flags[owner]} {entry}" if entry and owner in with_entries else flags.get(name)
 
     return rename_settings(text, rename)
 

@@ -328,7 +328,7 @@ class StreamLoader:
         places = [Place(*place) for place in start if place[0] in mine] if isinstance(start, list) else []
         if sorted(place.reader for place in places) != list(mine):
             raise LGQError(
-                f"start must be 0 or the position of a batch of {self.readers} readers, got {start}."
+                f"`start` must be 0 or the position of a batch of {self.readers} readers, got {start}."
             )
         return self._stream(places)
 

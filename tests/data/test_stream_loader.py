@@ -71,7 +71,7 @@ def test_the_augmentation_belongs_to_seed_epoch_and_image(data):
 
 @pytest.mark.parametrize(("workers", "world_size"), [(5, 1), (2, 3), (0, 5)])
 def test_fewer_shards_than_readers_are_refused_with_the_way_out(data, workers, world_size):
-    with pytest.raises(DataError, match=r"4 shards for [56] readers .* lower --workers, or make more"):
+    with pytest.raises(DataError, match=r"4 shards for [56] readers .* lower `workers`, or make more"):
         StreamLoader(data, replace(SMALL, workers=workers, world_size=world_size))
 
 

@@ -89,15 +89,15 @@ def test_a_run_tells_its_stream_and_does_not_go_on_with_another_number_of_reader
     train_stopped_before(1, data, tmp_path / "run")
     described = {"source": repr(data), "shards": 3, "readers": 1, "buffer": 2}
     assert last_state(tmp_path / "run")["config"]["data"] == described
-    with pytest.raises(LGQError, match=r"data\.readers \(was 1, now 2\)"):
+    with pytest.raises(LGQError, match=r"`data\.readers` \(was 1, now 2\)"):
         train(data, tmp_path / "run", replace(TINY, workers=2))
 
 
 def test_validation_and_epochs_need_more_than_a_stream(data, tmp_path):
     for validation in (None, data):
-        with pytest.raises(DataError, match=r"validation \(--val-data\) takes the same images"):
+        with pytest.raises(DataError, match=r"validation \(`val_data`\) takes the same images"):
             train_tokenizer(TINY, data, tmp_path / "run", val_data=validation)
     by_epochs = replace(TINY, loop=LoopSettings(epochs=2))
-    with pytest.raises(DataError, match=r"of unknown length .* with --steps"):
+    with pytest.raises(DataError, match=r"of unknown length .* with `steps`"):
         train(data, tmp_path / "run", by_epochs)
     assert not (tmp_path / "run").exists()

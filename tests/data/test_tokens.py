@@ -229,7 +229,7 @@ def test_encoding_again_mends_whatever_is_damaged(folder):
 )
 def test_shards_of_another_encoding_are_refused_and_left_alone(folder, change):
     before = contents(folder)
-    with pytest.raises(TokenError, match=f"its {next(iter(change))} is .* another directory"):
+    with pytest.raises(TokenError, match=f"its `{next(iter(change))}` is .* another directory"):
         TokenWriter(folder, replace(ENCODING, **change))
     assert contents(folder) == before
 

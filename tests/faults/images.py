@@ -64,7 +64,7 @@ def without_shard(lab: Lab, number: int, share: float | None) -> int:
         end = lab.train(TINY, out, data=data)
         shard.write_bytes(whole)
         require_documented(end, (REFUSED,))
-        assert shard.name in end.error or "images (was" in end.error, end.error
+        assert shard.name in end.error or "images` (was" in end.error, end.error
         assert contents(out) == before, "the refusal changed something"
         return lab.resume(TINY, out, saved=2, data=data)
 

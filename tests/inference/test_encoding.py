@@ -230,7 +230,7 @@ def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, enc
         decode(stranger, encoded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     before = contents(encoded)
-    with pytest.raises(TokenError, match="its fingerprint is"):
+    with pytest.raises(TokenError, match="its `fingerprint` is"):
         encode(stranger, photos, encoded)
     assert contents(encoded) == before
 

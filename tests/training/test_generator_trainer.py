@@ -103,10 +103,10 @@ def test_a_resumed_run_equals_an_unbroken_run_bit_for_bit(tokens, trained, tmp_p
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"flipped": torch.zeros(9, 2, 2, dtype=torch.int64)}, "tokens checksum (was "),
-        ({"labels": [1] * 9}, "tokens checksum (was "),
-        ({"classes": ("cat",), "labels": [0] * 9}, "tokens classes (was 2, now 1)"),
-        ({"flipped": None}, "tokens flips (was True, now False)"),
+        ({"flipped": torch.zeros(9, 2, 2, dtype=torch.int64)}, "tokens.checksum"),
+        ({"labels": [1] * 9}, "tokens.checksum"),
+        ({"classes": ("cat",), "labels": [0] * 9}, "tokens.classes` (was 2, now 1)"),
+        ({"flipped": None}, "tokens.flips` (was True, now False)"),
     ],
     ids=["tokens", "labels", "classes", "flips"],
 )

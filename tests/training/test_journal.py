@@ -267,7 +267,7 @@ def test_what_fails_after_the_start_is_one_warning_and_the_run_goes_on(good, tmp
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(LGQError, match=r"wandb='a' needs a package .*: pip install 'lgq\[wandb\]'"):
+    with pytest.raises(LGQError, match=r"`wandb` 'a' needs a package .*: pip install 'lgq\[wandb\]'"):
         WandbTracker(tmp_path, "a", {}, resumed=True)
 
 

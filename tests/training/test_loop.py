@@ -267,7 +267,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     walk(tmp_path, signals={2: signal.SIGTERM})
     before = content(tmp_path)
     longer = LoopSettings(steps=10, log_every=2, validate_every=3)
-    with pytest.raises(LGQError, match=r"other settings: --stride \(was 1\.0, now 2\.0\); run with"):
+    with pytest.raises(LGQError, match=r"other settings: `stride` \(was 1\.0, now 2\.0\); run with"):
         walk(tmp_path, stride=2.0, settings=longer)
     assert_identical(content(tmp_path), before)
     assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0
