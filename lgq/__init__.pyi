@@ -6,6 +6,7 @@ from . import quantizers as quantizers
 from . import weights as weights
 from .data.shard_writer import shard as shard
 from .errors import LGQError as LGQError
+from .errors import LGQWarning as LGQWarning
 from .evaluation import evaluate as evaluate
 from .experiments.runner import experiment as experiment
 from .inference.decode import decode as decode

@@ -16,7 +16,7 @@ _FARTHEST_VALUE = 2.0
 def _require(holds: Callable[[Any], bool], rule: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not holds(value):
-            raise LGQError(f"{name} must {rule}, got {value!r}.")
+            raise LGQError(f"`{name}` must {rule}, got {value!r}.")
 
 
 def require_at_least(lowest: float, **values: float) -> None:
@@ -55,7 +55,7 @@ def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
     if channel_dim not in range(-z.ndim, z.ndim) or z.shape[channel_dim] != dim:
         raise LGQError(
             f"expected {dim} channels at axis {channel_dim}, got shape {tuple(z.shape)}: "
-            f"set dim, or channel_dim (1 for BCHW)."
+            f"set `dim`, or `channel_dim` (1 for BCHW)."
         )
     if not z.is_floating_point():
         raise LGQError(f"latents must be floating point, got {z.dtype}: convert them first.")

@@ -9,7 +9,7 @@ import reprlib
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from lgq.errors import LGQError
+from lgq.errors import LGQError, rename_settings
 
 T = TypeVar("T")
 _SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
@@ -30,21 +30,33 @@ def to_json(settings: Any) -> dict[str, Any]:
 def from_json(kind: type[T], values: Any, *, path: str = "") -> T:
     """Restore settings from the output of `to_json`; missing fields take their defaults."""
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path or 'settings'} must be an object with named fields, got {_BRIEF.repr(values)}."
-        )
+        name = f"`{path}`" if path else "settings"
+        raise ConfigError(f"{name} must be an object with named fields, got {_BRIEF.repr(values)}.")
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in fields:
             close = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(fields)}."
-            raise ConfigError(f"unknown field {_BRIEF.repr(_join(path, name))}: {hint}")
+            raise ConfigError(f"unknown field `{_join(path, name):.100}`: {hint}")
     restored = {name: _restore(hints[name], value, _join(path, name)) for name, value in values.items()}
     try:
         return kind(**restored)
-    except (TypeError, LGQError) as error:
+    except TypeError as error:
         raise ConfigError(f"{path or kind.__name__}: {error!s:.300}") from error
+    except LGQError as error:
+        message = f"{error!s:.300}"
+        named = rename_settings(message, lambda name: f"`{_join(path, name)}`" if name in fields else None)
+        raise ConfigError(f"{path}: {message}" if path and named == message else named) from error
+
+
+def keeps_prefix(kind: type, name: str) -> bool:
+    """Tell whether the option of a setting has the name of its section: `--loss.l1`, but `--steps` of a loop.
+
+    A class of settings with `prefixed` lists those that do; without it, all do.
+    """
+    prefixed: tuple[str, ...] | None = getattr(kind, "prefixed", None)
+    return prefixed is None or name in prefixed
 
 
 def _plain(value: Any) -> Any:
@@ -87,5 +99,5 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
 
 def _require(fits: bool, value: Any, path: str, rule: str) -> Any:
     if not fits:
-        raise ConfigError(f"{path} must be {rule}, got {_BRIEF.repr(value)}.")
+        raise ConfigError(f"`{path}` must be {rule}, got {_BRIEF.repr(value)}.")
     return value

@@ -1,6 +1,14 @@
-"""The base of errors that a user can fix: each message names the value, the rule and the way out."""
+"""Errors and warnings about what a user can fix: each names the value, the rule and the way out.
 
+A message, like the docstring of a setting, names settings by their keywords in backticks: `codebook_size`, or
+`loop.steps` within a run. The command line shows options in their place: --codebook-size, --steps.
+"""
+
+import re
+from collections.abc import Callable
 from typing import ClassVar
+
+_SETTING = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`")
 
 
 class LGQError(ValueError):
@@ -11,3 +19,12 @@ class LGQError(ValueError):
     """
 
     exit_code: ClassVar[int] = 2
+
+
+class LGQWarning(UserWarning):
+    """Training that will probably fail, with the likely causes and what to turn."""
+
+
+def rename_settings(text: str, rename: Callable[[str], str | None]) -> str:
+    """Replace each name in backticks by what `rename` makes of it; None leaves it as it is."""
+    return _SETTING.sub(lambda match: rename(match[1]) or match[0], text)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 sys.modules["lgq.evaluation.fid"] = fid
 
 SAMPLES = 50_000
-"""Number of images that are generated with each seed by default."""
+"""Number of images that are drawn with each seed by default."""
 SEEDS = (0, 1, 2, 3)
 DEFAULT_SAMPLING = Sampling()
 EXTREME_IMAGES = 8
@@ -62,7 +62,14 @@ Draw = Callable[[], dict[str, bytes]]
 
 _EXTREME_SIDE = 160
 _TOKENIZER_OPTIONS = ("image_size", "geometry")
-_GENERATOR_OPTIONS = ("reference", "seeds", "tokens", "train_tokens", "sampling")
+_DRAWING_OPTIONS = ("samples", "sampling_seeds", *vars(DEFAULT_SAMPLING))
+_TOKENS_OPTIONS = ("masked_images", "train_tokens")
+_GENERATOR_OPTIONS = ("reference", "tokens", *_DRAWING_OPTIONS, *_TOKENS_OPTIONS)
+_NEEDED: dict[str, tuple[str, ...]] = {"images": ("data",)}
+_NEEDED |= dict.fromkeys(_TOKENS_OPTIONS, ("tokens",)) | dict.fromkeys(
+    _DRAWING_OPTIONS, ("data", "reference")
+)
+"""Options of a generator's evaluation that need one of others."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,10 @@ def evaluate(
     image_size: int | None = None,
     geometry: "Method | None" = None,
     reference: str | Path | None = None,
-    seeds: Sequence[int] = SEEDS,
+    samples: int | None = None,
+    sampling_seeds: Sequence[int] = SEEDS,
     tokens: str | Path | None = None,
+    masked_images: int | None = None,
     train_tokens: str | Path | None = None,
     sampling: Sampling = DEFAULT_SAMPLING,
     batch_size: int = SAMPLING_BATCH,
@@ -121,14 +130,14 @@ def evaluate(
 
     source: a run directory, a directory that `save_pretrained` wrote, owner/name on the Hub, or a model.
     data: images to reconstruct, or to compare generated images with.
-    images: tokenizer: size of a random subset of the images, the same for every tokenizer; None for all.
-        Generator: images to generate with each seed; None for 50,000. With `tokens` only: number of images
-        whose tokens are masked; None for all.
+    images: size of a random subset of `data`, the same for every model; None for all.
     image_size: tokenizer: side of the centre crop; None for that of its run.
     geometry: tokenizer: study the codebook too, with plots by "umap", "pca" or "auto".
     reference: generator: .npz file with mu and sigma, to compare with in place of `data`.
-    seeds: generator: sampling seeds.
+    samples: generator: images to draw with each sampling seed; None for as many as `images`, else 50,000.
+    sampling_seeds: generator: seeds of the images that are drawn.
     tokens: generator: directory of tokens whose likelihood is measured.
+    masked_images: generator: number of images whose tokens are masked, evenly spread; None for all.
     train_tokens: generator: tokens of its training, for the cross-entropies of `tokens`.
     sampling: generator: how images are sampled.
     weights: weights of a run.
@@ -142,24 +151,26 @@ def evaluate(
     origin = _origin(source, weights, given)
     kind: ModelKind = origin["kind"]
     for name in given:
-        if name.split(".")[0] in (_GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS):
+        if name in (_GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS):
             raise LGQError(f"this is a {kind}, to which `{name}` does not apply: leave it out.")
     dataset = None if data is None else open_dataset(data)
+    if dataset is not None and images is not None:
+        dataset = random_subset(dataset, images)
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
     if kind == "tokenizer":
         if dataset is None:
             raise LGQError("a tokenizer is evaluated on images: give `data`.")
-        dataset = dataset if images is None else random_subset(dataset, images)
         model: Any = tokenizer_on_device(source, weights, device)  # type: ignore[arg-type]  # its kind is known
         fields, draw = _evaluate_tokenizer(
             model, dataset, model.resolve_image_size(image_size), geometry, loading
         )
     else:
-        _require_generator_options(given, dataset, images, seeds, batch_size)
+        samples = (SAMPLES if images is None else images) if samples is None else samples
+        _require_generator_options(given, dataset, samples, sampling_seeds, batch_size)
         model = generator_on_device(source, weights, device)  # type: ignore[arg-type]
         token_sets = _open_tokens(model, tokens, train_tokens)
         fields, draw = _evaluate_generator(
-            model, dataset, reference, token_sets, images, seeds, sampling, loading
+            model, dataset, reference, token_sets, masked_images, samples, sampling_seeds, sampling, loading
         )
     environment = {"environment": describe_environment(origin["seed"], next(model.parameters()).device)}
     record = EvaluationRecord({"config": model.settings} | origin | environment | fields, draw, directory)
@@ -175,10 +186,9 @@ def _given_options(arguments: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, parameter in signature(evaluate).parameters.items():
         default = parameter.default
-        value = tuple(arguments[name]) if name == "seeds" else arguments[name]
+        value = tuple(arguments[name]) if name == "sampling_seeds" else arguments[name]
         if name == "sampling":
-            changed = [field for field in vars(value) if getattr(value, field) != getattr(default, field)]
-            given |= {f"sampling.{field}": getattr(value, field) for field in changed}
+            given |= {field: x for field, x in vars(value).items() if x != getattr(default, field)}
         elif name not in ("source", "on_progress") and value != default:
             given[name] = value
     return given
@@ -191,7 +201,7 @@ def _origin(source: Source, weights: WeightsChoice, given: dict[str, Any]) -> di
         return {"kind": kind, "command": None, "run": None, "weights": None, "seed": None}
     command = ["lgq", "evaluate", str(source)]
     for name, value in given.items():
-        values = value if isinstance(value, tuple) else (value,)
+        values = () if value is True else value if isinstance(value, tuple) else (value,)
         command += [f"--{name.replace('_', '-')}", *map(str, values)]
     published, settings = published_weights(source, weights), run_settings(source) or {}
     fields: dict[str, Any] = {"kind": model_kind(published), "command": command, "run": str(source)}
@@ -269,28 +279,23 @@ def draw_extremes(
 def _require_generator_options(
     given: dict[str, Any],
     data: ImageDataset | None,
-    images: int | None,
-    seeds: Sequence[int],
+    samples: int,
+    sampling_seeds: Sequence[int],
     batch_size: int,
 ) -> None:
     if data is not None and "reference" in given:
         raise LGQError("generated images are compared with `data` or with `reference`: give one of them.")
-    if "train_tokens" in given and "tokens" not in given:
-        raise LGQError("`train_tokens` serve to compare tokens with: give `tokens` too.")
-    if data is not None or "reference" in given:
-        require_sample_plan(SAMPLES if images is None else images, seeds, batch_size)
-        if data is not None and len(data) < 2:
-            raise LGQError(f"statistics need 2 images or more, got {len(data)} in {data!r}: give more data.")
-        return
-    if "tokens" not in given:
+    if not given.keys() & {"data", "reference", "tokens"}:
         raise LGQError("a generator needs something to compare with: give `data`, `reference`, or `tokens`.")
-    require_at_least(1, batch_size=batch_size, images=1 if images is None else images)
-    for name in given:
-        if name == "seeds" or name.startswith("sampling."):
-            raise LGQError(
-                f"`{name}` applies to generated images, and tokens alone need none: leave it out, or give "
-                "`data` or `reference`."
-            )
+    for name in given.keys() & _NEEDED.keys():
+        if not given.keys() & set(_NEEDED[name]):
+            needed = " or ".join(f"`{option}`" for option in _NEEDED[name])
+            raise LGQError(f"`{name}` has no effect without {needed}: leave it out, or give {needed} too.")
+    require_at_least(1, batch_size=batch_size, masked_images=given.get("masked_images", 1))
+    if data is not None and len(data) < 2:
+        raise LGQError(f"statistics need 2 images or more, got {len(data)} in {data!r}: give more data.")
+    if data is not None or "reference" in given:
+        require_sample_plan(samples, sampling_seeds, batch_size)
 
 
 def _open_tokens(
@@ -321,8 +326,9 @@ def _evaluate_generator(
     data: ImageDataset | None,
     reference_file: str | Path | None,
     tokens: list[TokenDataset],
-    images: int | None,
-    seeds: Sequence[int],
+    masked_images: int | None,
+    samples: int,
+    sampling_seeds: Sequence[int],
     sampling: Sampling,
     loading: dict[str, Any],
 ) -> tuple[dict[str, Any], Draw]:
@@ -339,8 +345,7 @@ def _evaluate_generator(
             reference.require_comparable(inception)
     batching = {name: loading[name] for name in ("batch_size", "on_progress")}
     if tokens:
-        masked = None if generates else images
-        fields["likelihood"] = evaluate_likelihood(generator, *tokens, images=masked, **batching)
+        fields["likelihood"] = evaluate_likelihood(generator, *tokens, images=masked_images, **batching)
     if not generates:
         return fields, dict
     if data is not None:
@@ -350,8 +355,8 @@ def _evaluate_generator(
         len(generator.classes),
         reference,
         networks,
-        samples=SAMPLES if images is None else images,
-        seeds=seeds,
+        samples=samples,
+        seeds=sampling_seeds,
         device=device,
         **batching,
     )

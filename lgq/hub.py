@@ -7,14 +7,17 @@ weights in best/ (the best validation) and last/ (the last checkpoint), each wit
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, TypeVar
 
 import huggingface_hub
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -41,6 +44,8 @@ WeightsChoice = Literal["best", "last"]
 """Weights of a run: those of the best validation, or those of the last checkpoint."""
 ModelKind = Literal["tokenizer", "generator"]
 
+_PATIENCE = 2.0  # seconds until the Hub has to answer
+_SERVER_FAILS = 500  # HTTP status from which on the Hub, or a proxy, does not work
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CARD = """\
 ---
@@ -145,11 +150,13 @@ def find_file(source: str | Path, name: str, **options: Any) -> Path:
             f"did you mean {better[0]}?" if better else "save_pretrained writes one; no pickle is loaded."
         )
         raise PretrainedError(f"{folder} has no {name}: {way_out}")
-    # A mistyped path must not cost the half minute in which the Hub is tried again and again.
+    # A mistyped path must not cost the seconds in which the Hub is waited for.
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
         raise PretrainedError(
             f"there is no directory {source}: name one that save_pretrained wrote, or owner/name on the Hub."
         )
+    if not options.get("local_files_only") and (silence := _hub_silence(source, name, options)):
+        return _cached(source, name, silence, options)
     try:
         return Path(huggingface_hub.hf_hub_download(repo_id=source, filename=name, **options))
     except (OSError, ValueError) as error:
@@ -157,6 +164,52 @@ def find_file(source: str | Path, name: str, **options: Any) -> Path:
         raise PretrainedError(
             f"there is no directory {source}, and the Hugging Face Hub gave no {name} of it: {reason}"
         ) from error
+
+
+def _hub_silence(source: str, name: str, options: dict[str, Any]) -> str | None:
+    """Ask the Hub for the headers of a file; returns why there is no answer, or None if there is one.
+
+    `hf_hub_download` would try again and again for minutes. A thread can be left behind whatever it waits
+    for; time-outs hold for each address of a host in turn, and not for its name.
+    """
+    seconds = float(options.get("etag_timeout") or os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE)
+    place = {
+        key: options[key] for key in ("subfolder", "repo_type", "revision", "endpoint") if key in options
+    }
+    reasons: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            url = huggingface_hub.hf_hub_url(source, name, **place)
+            # Longer than anyone waits for the thread.
+            huggingface_hub.get_hf_file_metadata(url, token=options.get("token"), timeout=2 * seconds)
+            reasons.append(None)
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            reasons.append(None if status < _SERVER_FAILS else f"HTTP status {status}")
+        except ValueError:
+            reasons.append(None)  # `hf_hub_download` refuses such names with a reason
+        except Exception as error:  # connection errors have no base that all versions of the client share
+            reasons.append(" ".join(str(error).split()) or type(error).__name__)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return reasons[0] if reasons else f"no answer within {seconds:g} s"
+
+
+def _cached(source: str, name: str, silence: str, options: dict[str, Any]) -> Path:
+    """Return the copy of a file that an earlier download left; `silence` is why the Hub is not asked."""
+    place = {key: options[key] for key in ("cache_dir", "repo_type", "revision") if key in options}
+    inside = "/".join(filter(None, (options.get("subfolder"), name)))
+    copy = huggingface_hub.try_to_load_from_cache(source, inside, **place)
+    if isinstance(copy, str):
+        return Path(copy)
+    raise PretrainedError(
+        f"there is no directory {source}, and the Hugging Face Hub, which may have it, cannot be reached "
+        f"({silence:.200}): connect to the network (HF_HUB_OFFLINE unset, HF_HUB_ETAG_TIMEOUT=30 if it is "
+        "slow), or give a local directory; no earlier download is in the cache."
+    )
 
 
 def build_pretrained(build: Callable[[], Model], config: Path, weights: Path) -> Model:
@@ -196,7 +249,8 @@ def read_settings(kind: type[Settings], config: Path) -> Settings:
 
 
 def _no_such_model(config: Path, error: Exception) -> PretrainedError:
-    reason = " ".join(str(error).split())
+    # In quotes: these are fields of a file, which no option changes.
+    reason = " ".join(str(error).split()).replace("`", "'")
     return PretrainedError(f"{config} describes no model that this lgq knows: {reason:.400}")
 
 

@@ -86,11 +86,11 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
     ):
         super().__init__()
         if isinstance(classes, str):
-            raise LGQError(f"classes must be a list of names, got one string: write ({classes!r},).")
+            raise LGQError(f"`classes` must be a list of names, got one string: write ({classes!r},).")
         require_at_least(1, image_size=image_size, classes=len(classes))
         if image_size % tokenizer.factor:
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
-            raise LGQError(f"image_size must be {rule}, got {image_size}.")
+            raise LGQError(f"`image_size` must be {rule}, got {image_size}.")
         self.image_size, self.classes = image_size, tuple(classes)
         side = image_size // tokenizer.factor
         self.token_shape = (side, side) if tokenizer.stages == 1 else (side, side, tokenizer.stages)

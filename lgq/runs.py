@@ -5,29 +5,47 @@ defined here and nowhere else:
 
     run = lgq.run("pocket-lgq", codebook_size=4096, steps=2_000)
     run = lgq.run("pocket", label_dropout=0.2)
+    run = lgq.run(config="run.json", steps=2_000)            # from a settings file
+
+A settings file is JSON or TOML with fields of a run: what `--dry-run` prints, or the config.json of a run
+directory.
 """
 
+import difflib
+import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from lgq.checks import require_known
-from lgq.config import from_json, to_json
+from lgq.config import ConfigError, from_json, keeps_prefix, to_json
+from lgq.errors import LGQError, rename_settings
+from lgq.files import named_disk_errors
+from lgq.hub import CONFIG
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
-from lgq.quantizers import QUANTIZERS
+from lgq.quantizers import QUANTIZERS, require_quantizer
+from lgq.training.history import HISTORY_FIELDS
 from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 
 AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
 
+_FACTS = {
+    TokenizerRun: {"data", "validation_data", *HISTORY_FIELDS},
+    GeneratorRun: {"kind", "image_size", "tokenizer", "tokens", "validation_tokens", *HISTORY_FIELDS},
+}
+"""Fields of a run directory's config.json that are no settings."""
+
 
 def imagenet256(quantizer: str) -> TokenizerRun:
-    """The paper's run, to be started with four processes: 256 x 256 pixels, f = 16, K = 16,384.
+    """The paper's run, for four GPUs: 256 x 256 pixels, f = 16, K = 16,384.
 
-    The paper gives no number of steps. These are 50 epochs of ImageNet at 4 x 8 images, each with a
-    validation on the 10,000 images of the paper's rFID.
+    Start it with four processes. The paper gives no number of steps. These are 50 epochs of ImageNet at
+    4 x 8 images, each with a validation on the 10,000 images of the paper's rFID.
     """
     return TokenizerRun(
         quantizer=quantizer,
@@ -40,9 +58,10 @@ def imagenet256(quantizer: str) -> TokenizerRun:
 
 
 def pocket(quantizer: str, *, budget: Literal["full", "table"] = "full") -> TokenizerRun:
-    """The same for two CPU cores: 64 x 64 pixels, f = 8, K = 1,024; 1.9 M parameters and the codes.
+    """The paper's run in small, for two CPU cores: 64 x 64 pixels, f = 8, K = 1,024.
 
-    32 images of 64 tokens give the quantizer 2,048 tokens per step, as many as a process of the paper's run.
+    It has 1.9 M parameters and the codes. 32 images of 64 tokens give the quantizer 2,048 tokens per step, as
+    many as a process of the paper's run.
 
     budget: "table" is how experiments train a row: a tenth of the steps, with one checkpoint kept. All other
         settings are the same.
@@ -68,7 +87,7 @@ def pocket(quantizer: str, *, budget: Literal["full", "table"] = "full") -> Toke
 
 
 def smoke(quantizer: str) -> TokenizerRun:
-    """Pocket in seconds, to try that all works: 16 x 16 pixels, 16 tokens of 32 codes, four steps."""
+    """A trial of seconds, for any machine: 16 x 16 pixels, 16 tokens of 32 codes, four steps."""
     return replace(
         pocket(quantizer),
         codebook_size=32,
@@ -84,12 +103,15 @@ def smoke(quantizer: str) -> TokenizerRun:
 
 
 def imagenet256_generator() -> GeneratorRun:
-    """The paper's generator: 256 tokens of 16,384 codes, 1,000 classes, 51.3 M parameters."""
+    """The paper's generator, for one GPU: 256 tokens of 16,384 codes, 1,000 classes, 51.3 M parameters."""
     return GeneratorRun(precision="bf16")
 
 
 def pocket_generator() -> GeneratorRun:
-    """The same for two CPU cores: 64 tokens of 1,024 codes, 1.6 M parameters and the classes."""
+    """The paper's generator in small, for two CPU cores: 64 tokens of 1,024 codes.
+
+    It has 1.6 M parameters and the classes.
+    """
     return replace(
         imagenet256_generator(),
         # Deeper and wider networks need more steps before they learn more than token frequencies.
@@ -106,7 +128,7 @@ def pocket_generator() -> GeneratorRun:
 
 
 def smoke_generator() -> GeneratorRun:
-    """The pocket generator in seconds, for the tokens of `smoke`."""
+    """A trial of seconds, for any machine: one layer of width 16, four steps."""
     return replace(
         pocket_generator(),
         transformer=TransformerSettings(layers=1, width=16, heads=2, hidden=16),
@@ -139,28 +161,156 @@ def tokenizer_names() -> tuple[str, ...]:
     return tuple(f"{scale}-{quantizer}" for scale in SCALES for quantizer in QUANTIZERS)
 
 
+def generator_names() -> tuple[str, ...]:
+    """Names of all generator runs: every scale."""
+    return tuple(GENERATORS)
+
+
 def named_run(name: str) -> TokenizerRun:
     """Return the tokenizer run of that name."""
-    require_known("run", name, tokenizer_names())
     scale, _, quantizer = name.partition("-")
+    if scale in SCALES and quantizer:
+        require_quantizer(quantizer)
+    if name not in tokenizer_names():
+        close = difflib.get_close_matches(name, tokenizer_names(), n=1)
+        names = [known for known in tokenizer_names() if scale not in SCALES or known.startswith(scale)]
+        choice = f"choose from {', '.join(names)}."
+        hint = f"did you mean {close[0]!r}?" if close and scale not in SCALES else choice
+        raise LGQError(f"unknown run {name!r}: {hint}")
     return SCALES[scale](quantizer)
 
 
 def named_generator(name: str) -> GeneratorRun:
     """Return the generator run of that name."""
-    require_known("generator", name, GENERATORS)
+    if name not in GENERATORS:
+        close = difflib.get_close_matches(name, GENERATORS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? There are" if close else "choose from"
+        raise LGQError(f"unknown generator {name!r}: {hint} {', '.join(GENERATORS)}.")
     return GENERATORS[name]()
 
 
-def run(name: str, **changes: Any) -> TokenizerRun | GeneratorRun:
+class NamedRun(NamedTuple):
+    """What a name stands for."""
+
+    name: str
+    method: str
+    """Label of the quantizer, or of the generator."""
+    image_size: int
+    side: int
+    """Tokens along a side of an image."""
+    codes: int
+    steps: int
+    purpose: str
+    """What it is for, and on which hardware."""
+
+
+def named_tokenizers() -> list[NamedRun]:
+    """Describe every tokenizer run that has a name."""
+    return [
+        _described(f"{scale}-{quantizer}", method.label, build, build(quantizer))
+        for scale, build in SCALES.items()
+        for quantizer, method in QUANTIZERS.items()
+    ]
+
+
+def named_generators() -> list[NamedRun]:
+    """Describe every generator run, with the images and tokens of the tokenizers of its scale."""
+    quantizer = next(iter(QUANTIZERS))
+    return [
+        _described(scale, "MaskGIT", build, SCALES[scale](quantizer))._replace(steps=build().loop.steps)
+        for scale, build in GENERATORS.items()
+    ]
+
+
+def _described(name: str, method: str, build: Callable[..., Any], tokenizer: TokenizerRun) -> NamedRun:
+    """Describe a run by its tokenizer; its function says in words what it is for."""
+    size, side = tokenizer.image_size, tokenizer.image_size // tokenizer.backbone.factor
+    purpose, _, _ = (build.__doc__ or "").partition(":")
+    return NamedRun(name, method, size, side, tokenizer.codebook_size, tokenizer.loop.steps, purpose)
+
+
+def run(
+    name: str | None = None, *, config: str | Path | None = None, **changes: Any
+) -> TokenizerRun | GeneratorRun:
     """Return a named run with changes: `pocket-lgq` is a tokenizer's, `pocket` a generator's.
 
+    config: a settings file, whose fields replace those of the named run; a whole one needs no name.
     changes: settings by the names of their options on the command line, such as `steps` or `codebook_size`.
         Nested settings are given by a dotted name or as a mapping, such as `loss={"l1": 10.0}`, which keeps
         the settings that it does not name.
     """
-    require_known("run", name, (*tokenizer_names(), *GENERATORS))
-    return changed(GENERATORS[name](), changes) if name in GENERATORS else changed(named_run(name), changes)
+    if name is None and config is not None:
+        is_generator = "transformer" in _settings_in(Path(config))
+        whole = read_run(GeneratorRun, config) if is_generator else read_run(TokenizerRun, config)
+        return changed(whole, changes)  # type: ignore[type-var]  # one of the two
+    require_known("run", name or "", (*tokenizer_names(), *GENERATORS))
+    if name in GENERATORS:
+        return _derived(named_generator(name), config, changes)
+    return _derived(named_run(name or ""), config, changes)
+
+
+def _derived(base: AnyRun, config: str | Path | None, changes: Mapping[str, Any]) -> AnyRun:
+    return changed(base if config is None else read_run(type(base), config, base), changes)
+
+
+def read_run(kind: type[AnyRun], file: str | Path, base: AnyRun | None = None) -> AnyRun:
+    """Read a run from a settings file.
+
+    file: JSON, TOML if its name ends in .toml, or a run directory, whose config.json is read.
+    base: has the settings that the file leaves out; without it, they are an error.
+    """
+    values = _settings_in(Path(file))
+    kinds = {TokenizerRun: ("backbone", "train"), GeneratorRun: ("transformer", "train-generator")}
+    for other, (section, command) in kinds.items():
+        if other is not kind and section in values:
+            raise ConfigError(f"{file} has settings of a {other.__name__}: give it to `lgq {command}`.")
+    values = {name: value for name, value in values.items() if name not in _FACTS[kind]}
+    options = values.get("quantizer_options")
+    if isinstance(options, dict) and options.get("seed") == values.get("seed"):
+        # config.json writes it out; it is to follow a seed on the command line.
+        values["quantizer_options"] = {name: value for name, value in options.items() if name != "seed"}
+    if base is None and (missing := _missing(kind(), values)):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise ConfigError(f"{file} leaves out {shown}: give the name of a run too, whose settings they are.")
+    try:
+        return from_json(kind, values if base is None else _over(base, values))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    with named_disk_errors(file):
+        file = file / CONFIG if file.is_dir() else file
+        data = file.read_bytes()
+    try:
+        values = tomllib.loads(data.decode()) if file.suffix == ".toml" else json.loads(data)
+    except (ValueError, RecursionError) as error:
+        form = "TOML" if file.suffix == ".toml" else "JSON"
+        raise ConfigError(f"{file} is no {form}: {' '.join(str(error).split()):.200}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must hold an object with the fields of a run, got {values!r:.60}.")
+    return values
+
+
+def _over(settings: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as JSON with some values replaced, in the sections too."""
+    sections = {name: value for name, value in vars(settings).items() if is_dataclass(value)}
+    return to_json(settings) | {
+        name: _over(sections[name], value) if name in sections and isinstance(value, dict) else value
+        for name, value in values.items()
+    }
+
+
+def _missing(defaults: Any, values: dict[str, Any], path: str = "") -> list[str]:
+    """List the fields that settings as JSON leave out, except those whose default is none."""
+    missing = []
+    for field in fields(defaults):
+        default, place = getattr(defaults, field.name), f"{path}{field.name}"
+        if field.name not in values:
+            missing += [] if default is None else [place]
+        elif is_dataclass(default) and isinstance(values[field.name], dict):
+            missing += _missing(default, values[field.name], f"{place}.")
+    return missing
 
 
 def changed(run: AnyRun, changes: Mapping[str, Any]) -> AnyRun:
@@ -175,7 +325,15 @@ def changed(run: AnyRun, changes: Mapping[str, Any]) -> AnyRun:
         value = to_json(value) if is_dataclass(value) else value
         partly = isinstance(value, Mapping) and isinstance(section[name], dict)
         section[name] = section[name] | dict(value) if partly else value
-    return from_json(type(run), values)
+    try:
+        return from_json(type(run), values)
+    except ConfigError as error:
+        # By the names that `changes` has, such as `steps` for `loop.steps`.
+        short = {
+            ".".join(path): option for option, path in options.items() if len(option) < len(".".join(path))
+        }
+        error.args = (rename_settings(str(error), lambda name: short.get(name) and f"`{short[name]}`"),)
+        raise
 
 
 def scale_options(scale: str, quantizer: str) -> dict[str, Any]:
@@ -185,13 +343,13 @@ def scale_options(scale: str, quantizer: str) -> dict[str, Any]:
 
 
 def _option_paths(settings: Any, path: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """Return where the setting of each option is; those of the loop need no prefix, as every run has them."""
+    """Return where the setting of each option is, by its dotted name and by its name on the command line."""
     paths: dict[str, tuple[str, ...]] = {}
     for field in fields(settings):
         value, place = getattr(settings, field.name), (*path, field.name)
         paths[".".join(place)] = place
         if is_dataclass(value):
             paths |= _option_paths(value, place)
-        if path == ("loop",):
+        if path and not keeps_prefix(type(settings), field.name):
             paths[field.name] = place
     return paths

@@ -42,7 +42,7 @@ from lgq.hub import (
     run_settings,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.quantizers import QUANTIZERS, Quantized, Residual, build_quantizer
+from lgq.quantizers import QUANTIZERS, Quantized, Residual, build_quantizer, require_quantizer
 
 _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
@@ -169,7 +169,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if size is None:
             raise LGQError("only a run directory knows the size of its images: give `image_size` in pixels.")
         if size < 1 or size % self.factor:
-            raise LGQError(f"image_size must be a multiple of f = {self.factor}, got {size}.")
+            raise LGQError(f"`image_size` must be a multiple of f = {self.factor}, got {size}.")
         return size
 
     def anneal(self, progress: float) -> None:
@@ -256,12 +256,13 @@ def load_tokenizer(
 
 def _options_of(quantizer: str) -> type[Any]:
     """Return a dataclass of the options of a quantizer that a tokenizer does not set itself."""
-    if quantizer not in QUANTIZERS:
-        raise LGQError(f"unknown quantizer {quantizer!r}: choose from {', '.join(QUANTIZERS)}.")
+    require_quantizer(quantizer)
     return _keywords_of(QUANTIZERS[quantizer], but=("dim", "codebook_size", "channel_dim"))
 
 
 def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> type[Any]:
     """Return a dataclass of a constructor's keywords, with their types and defaults, for `lgq.config`."""
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.name not in but]
-    return make_dataclass("Settings", [(p.name, p.annotation, p.default) for p in keywords], kw_only=True)
+    # A quantizer of the user's own may come without types.
+    types = {p.name: Any if p.annotation is p.empty else p.annotation for p in keywords}
+    return make_dataclass("Settings", [(p.name, types[p.name], p.default) for p in keywords], kw_only=True)

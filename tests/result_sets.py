@@ -48,6 +48,8 @@ class FakeRow:
             "metrics": values,
             "geometry": geometry,
             "environment": {"torch": "2", "seed": seed},
+            "images": 1000,
+            "geometry_images": 5000,
             "tokenizer": self.tokenizers[seed] if self.tokenizers else None,
             **self.extra,
         }
@@ -63,7 +65,7 @@ def comparison_rows(psnrs: Mapping[str, Sequence[float]]) -> list[FakeRow]:
     return [
         FakeRow(
             name.upper(),
-            {"quantizer": name, "codebook_size": 1024, "lr": 0.1},
+            {"quantizer": name, "codebook_size": 1024, "lr": 0.1, "validation_images": 200},
             [{"psnr": value, "utilization": 1.0, "lpips": None} for value in values],
             journals=[
                 [

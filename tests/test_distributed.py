@@ -46,7 +46,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def commands(generator: Path, photos: Path) -> dict[str, list[str]]:
     """Two commands that write six files each: shards or batches of two images."""
-    draw = ["sample", str(generator), "--images", str(DRAWN), "--batch-size", "2", "--steps", "2", "--out"]
+    draw = ["sample", str(generator), "--samples", str(DRAWN), "--batch-size", "2", "--steps", "2", "--out"]
     size = ["--image-size", "4", "--shard-size", "2", "--batch-size", "1", "--workers", "0"]
     return {
         "sample": draw,

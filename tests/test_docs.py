@@ -5,6 +5,9 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
+from contextlib import nullcontext, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -18,26 +21,28 @@ from lgq.quantizers import QUANTIZERS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-SMALL = ["--tokens", "64", "--sizes", "32", "--repeats", "1"]
+SMALL = ["--vectors", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
 TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
-GENERATED = ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"]
+GENERATED = ["--samples", "4", "--sampling-seeds", "0", "--workers", "0", "--steps", "2"]
 LONG = {
+    "bench quantizers --plugin": SMALL,
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
     "bench train": ["--batch-size", "1", "--steps", "1", "--rounds", "1"],
     "bench evaluate": ["--images", "2", "--rounds", "1", "--features", "8"],
     "bench sample": ["--batch-size", "1", "--rounds", "1"],
     "evaluate runs/generator --data": GENERATED,
-    "evaluate runs/generator": ["--images", "4", "--workers", "0"],
-    "evaluate runs/tiny-generator": ["--images", "4", "--workers", "0"],
+    "evaluate runs/generator": ["--masked-images", "4", "--workers", "0"],
+    "evaluate runs/tiny-generator": ["--masked-images", "4", "--workers", "0"],
     "evaluate": ["--image-size", "32", "--workers", "0"],
     "experiment comparison --scale pocket": ["--scale", "smoke"],
+    "experiment comparison --scale smoke --plugin": ["--only", "CosineVQ"],
     "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2", "--label", "image"],
     "sample runs/tiny-generator": ["--classes", "0", "7", "--count", "2", "--steps", "2"],
-    "sample runs/generator --out all": ["--images", "2", "--steps", "2"],
+    "sample runs/generator --out all": ["--samples", "2", "--steps", "2"],
     "sample runs/generator --out grid.png": ["--classes", "image", "--count", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
@@ -53,7 +58,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
-    return [line.split("#")[0].split(">")[0].strip() for line in lines if line.strip()]
+    return [line.split("#")[0].strip() for line in lines if line.strip()]
 
 
 @pytest.fixture
@@ -73,17 +78,31 @@ def user(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def registered_quantizers():
-    """Forgets the quantizers that a page registers."""
+def registered_quantizers(user, monkeypatch):
+    """Finds modules in the user's directory; forgets them and the quantizers that a page registers."""
     before = dict(QUANTIZERS)
+    monkeypatch.syspath_prepend(user)
     yield
     for name in QUANTIZERS.keys() - before.keys():
         del QUANTIZERS[name]
+    for path in user.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def save_files(page: Path) -> list[str]:
+    """Write the blocks of Python that start with the name of a file; return the others."""
+    others = []
+    for code in blocks(page, "python"):
+        if name := re.match(r"# (\w+\.py)\n", code):
+            Path(name[1]).write_text(code)
+        else:
+            others.append(code)
+    return others
 
 
 @every_page
 def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
-    for code in blocks(page, "python"):
+    for code in save_files(page):
         if ".pretrained()" in code:
             skip_without(*weights.FETCHABLE)
         # Runs of a few steps stand for those that take hours.
@@ -92,9 +111,16 @@ def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
 
 
 @every_page
-def test_commands_of_a_page_run_in_their_order(page, user, capsys):
-    for command in commands(page):
-        run(command)
+def test_commands_of_a_page_run_in_their_order(page, user, capsys, registered_quantizers):
+    save_files(page)
+    for line in commands(page):
+        command, _, file = line.partition(" > ")
+        printed = StringIO()
+        with redirect_stdout(printed) if file else nullcontext():
+            run(command)
+        if file:
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(printed.getvalue())
 
 
 def run(command: str) -> None:

@@ -82,12 +82,14 @@ def test_a_loaded_model_and_a_data_set_give_the_same_metrics_and_no_files(saved,
 
 def test_a_generator_is_measured_by_images_and_tokens(photos, tmp_path):
     generator, tokens = build_generator(), write_val_tokens(tmp_path / "tokens")
-    options = FAST | {"images": 10, "seeds": [0, 1], "sampling": Sampling(steps=2)}
+    options = FAST | {"samples": 10, "sampling_seeds": [0, 1], "sampling": Sampling(steps=2)}
     record = lgq.evaluate(generator, photos, tokens=tokens, **options)
     assert record.metrics.keys() == {"gfid", "kid", "precision", "recall", "inception_score"}
     assert record.likelihood["nll"] > 0
     assert record.draw().keys() == {"samples"}
-    only_tokens = lgq.evaluate(generator, tokens=tokens, images=3, batch_size=4)
+    few = lgq.evaluate(generator, photos, images=4, sampling=Sampling(steps=2), sampling_seeds=[0], **FAST)
+    assert (few.fields["images"], few.fields["fid"]["reference_images"]) == (4, 4)
+    only_tokens = lgq.evaluate(generator, tokens=tokens, masked_images=3, batch_size=4)
     assert (only_tokens.metrics, only_tokens.likelihood["images"]) == ({}, 3)
 
 
@@ -95,13 +97,18 @@ def test_a_generator_is_measured_by_images_and_tokens(photos, tmp_path):
     ("build_model", "options", "message"),
     [
         (build, {}, "evaluated on images: give `data`"),
-        (build, {"data": ".", "seeds": (1,)}, "this is a tokenizer, to which `seeds` does not apply"),
-        (build, {"data": ".", "sampling": Sampling(steps=3)}, "to which `sampling.steps` does not apply"),
+        (
+            build,
+            {"data": ".", "sampling_seeds": (1,)},
+            "a tokenizer, to which `sampling_seeds` does not apply",
+        ),
+        (build, {"data": ".", "sampling": Sampling(steps=3)}, "to which `steps` does not apply"),
         (build_generator, {}, "give `data`, `reference`, or `tokens`"),
         (build_generator, {"image_size": 8}, "this is a generator, to which `image_size` does not apply"),
-        (build_generator, {"train_tokens": "t"}, "give `tokens` too"),
-        (build_generator, {"tokens": "t", "seeds": (1,)}, "`seeds` applies to generated images"),
-        (build_generator, {"tokens": "t", "images": 0}, "images must be at least 1, got 0"),
+        (build_generator, {"train_tokens": "t", "reference": "r"}, "no effect without `tokens`"),
+        (build_generator, {"images": 3, "tokens": "t"}, "`images` has no effect without `data`"),
+        (build_generator, {"tokens": "t", "sampling_seeds": (1,)}, "no effect without `data` or `reference`"),
+        (build_generator, {"tokens": "t", "masked_images": 0}, "`masked_images` must be at least 1, got 0"),
     ],
 )
 def test_options_that_do_not_apply_are_named(build_model, options, message):
@@ -122,7 +129,7 @@ def everything(folder: str) -> list[str]:
             for name in ("photos", "photos", "half")
         ]
         generator = MaskGIT.from_pretrained(f"{folder}/generator")
-        few = {"images": 3, "seeds": (0, 1), "sampling": Sampling(steps=2)}
+        few = {"samples": 3, "sampling_seeds": (0, 1), "sampling": Sampling(steps=2)}
         records.append(
             lgq.evaluate(generator, f"{folder}/photos", tokens=f"{folder}/tokens", **options, **few)
         )

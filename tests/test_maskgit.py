@@ -162,7 +162,7 @@ def test_a_class_that_is_misspelled_gets_the_closest_ones(word: str, hint: str) 
     with pytest.raises(LGQError, match="knows no class") as refusal:
         maskgit.generate([word])
     assert hint in str(refusal.value)
-    with pytest.raises(LGQError, match=r"\(20 in all\)"):
+    with pytest.raises(LGQError, match=r"\.\.\. \(20 in all\)"):
         build(classes=[f"kind {i}" for i in range(20)]).class_numbers(["zebra"])
 
 
@@ -180,8 +180,8 @@ def test_wrong_classes_tokens_and_masks_are_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image_size": 18}, "image_size must be a multiple of 4, the tokenizer's factor, got 18"),
-        ({"classes": ()}, "classes must be at least 1, got 0"),
+        ({"image_size": 18}, "`image_size` must be a multiple of 4, the tokenizer's factor, got 18"),
+        ({"classes": ()}, "`classes` must be at least 1, got 0"),
         ({"classes": "cat"}, r"one string: write \('cat',\)"),
     ],
 )

@@ -1,5 +1,7 @@
 """Named runs: one per scale and quantizer, alike except for the quantizer, and changed by option names."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,10 +9,23 @@ import torch
 
 from lgq.config import from_json, to_json
 from lgq.errors import LGQError
+from lgq.files import json_bytes
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import QUANTIZERS
-from lgq.runs import GENERATORS, SCALES, imagenet256, named_generator, named_run, pocket, run, tokenizer_names
+from lgq.runs import (
+    GENERATORS,
+    SCALES,
+    imagenet256,
+    named_generator,
+    named_generators,
+    named_run,
+    named_tokenizers,
+    pocket,
+    read_run,
+    run,
+    tokenizer_names,
+)
 from lgq.tokenizer import Tokenizer
 from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, TokenizerRun
@@ -84,6 +99,73 @@ def test_the_pocket_generator_is_small_and_otherwise_the_same():
     assert all(getattr(small, name) == getattr(paper, name) for name in same)
 
 
+def test_every_named_run_is_described_from_its_settings():
+    tokenizers, generators = named_tokenizers(), named_generators()
+    assert [described.name for described in tokenizers] == list(tokenizer_names())
+    assert [described.name for described in generators] == list(GENERATORS)
+    assert tokenizers[0] == ("pocket-lgq", "LGQ", 64, 8, 1_024, 10_000, tokenizers[0].purpose)
+    assert generators[1][1:6] == ("MaskGIT", 256, 16, 16_384, 1_000_000)
+    for described in (*tokenizers, *generators):
+        assert re.search(r"\bfor (two CPU cores|(one|four) GPUs?|any machine)$", described.purpose), described
+
+
+@pytest.mark.parametrize("name", ["pocket-simvq", "smoke-lgq", "pocket"])
+def test_a_run_can_be_read_from_its_settings_in_a_file(name, tmp_path):
+    file = tmp_path / "run.json"
+    file.write_bytes(json_bytes(to_json(run(name))))
+    assert run(config=file) == run(name)
+    assert run(config=str(file), steps=700, learning_rate=1.0) == run(name, steps=700, learning_rate=1.0)
+
+
+def test_a_part_of_the_settings_is_on_top_of_a_named_run(tmp_path):
+    values = {"loss": {"l1": 10.0}, "loop": {"steps": 30}, "quantizer_options": {"tau_end": 0.2}, "clip": 2.0}
+    expected = run("pocket-lgq", loss={"l1": 10.0}, steps=30, quantizer_options={"tau_end": 0.2}, clip=2.0)
+    (tmp_path / "part.json").write_text(json.dumps(values))
+    text = "clip = 2.0\n[loss]\nl1 = 10.0\n[loop]\nsteps = 30\n[quantizer_options]\ntau_end = 0.2\n"
+    (tmp_path / "part.toml").write_text(text)
+    for name in ("part.json", "part.toml"):
+        assert run("pocket-lgq", config=tmp_path / name) == expected
+        with pytest.raises(LGQError, match=rf"{name} leaves out batch_size, .* more: give the name of a run"):
+            run(config=tmp_path / name)
+    options = {"quantizer_options": {"score": "dot"}}
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    base = replace(run("pocket-lgq"), quantizer_options={"tau_end": 0.2})
+    assert read_run(TokenizerRun, tmp_path / "options.json", base).quantizer_options == {"score": "dot"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"stpes": 3}', "run.json: unknown field 'stpes'"),
+        (b'{"loss": {"l2": 3}}', "run.json: unknown field 'loss.l2'"),
+        (b'{"loop": {"steps": "many"}}', "run.json: loop.steps must be a whole number, got 'many'"),
+        (b'{"loss": 3}', "run.json: loss must be an object with named fields, got 3"),
+        (b'{"batch_size": 0}', "run.json: TokenizerRun: batch_size must be at least 1, got 0"),
+        (b'{"transformer": {}}', "run.json has settings of a GeneratorRun: give it to `lgq train-generator`"),
+        (b"[1]", r"run.json must hold an object with the fields of a run, got \[1\]"),
+        (b'{"loss": ', "run.json is no JSON: Expecting value: line 1 column 10"),
+        (b"\xff\xfe", "run.json is no JSON"),
+    ],
+)
+def test_mistakes_in_a_settings_file_are_refused_by_file_and_field(content, words, tmp_path):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(LGQError, match=words):
+        run("pocket-lgq", config=tmp_path / "run.json")
+
+
+def test_a_settings_file_must_be_there_and_be_for_such_a_run(tmp_path):
+    with pytest.raises(LGQError, match=r"cannot use .*gone.json: No such file"):
+        run(config=tmp_path / "gone.json")
+    (tmp_path / "bad.toml").write_text("loss = ")
+    with pytest.raises(LGQError, match=r"bad.toml is no TOML"):
+        run("pocket", config=tmp_path / "bad.toml")
+    (tmp_path / "tokenizer.json").write_bytes(json_bytes(to_json(run("pocket-lgq"))))
+    with pytest.raises(LGQError, match="has settings of a TokenizerRun: give it to `lgq train`"):
+        run("pocket", config=tmp_path / "tokenizer.json")
+    with pytest.raises(LGQError, match="unknown run ''"):
+        run()
+
+
 def test_changes_go_by_the_names_of_options():
     small = pocket("lgq")
     variant = run("pocket-lgq", codebook_size=4_096, steps=20, learning_rate=1, loss={"l1": 10.0})
@@ -104,10 +186,10 @@ def test_changes_go_by_the_names_of_options():
         ("zzz", {}, r"choose from pocket-lgq, .*imagenet256-simvq"),
         ("pocket-lgq", {"step": 3}, "unknown setting 'step': did you mean 'steps'"),
         ("pocket-lgq", {"label_dropout": 0.1}, "unknown setting 'label_dropout'"),
-        ("pocket-lgq", {"loss": {"l2": 1.0}}, r"unknown field 'loss.l2'"),
-        ("pocket-lgq", {"steps": "many"}, r"loop.steps must be a whole number, got 'many'"),
-        ("pocket", {"steps": 0}, "steps must be at least 1, got 0"),
-        ("pocket", {"clip": {"norm": 1}}, "clip must be a number"),
+        ("pocket-lgq", {"loss": {"l2": 1.0}}, r"unknown field `loss.l2`"),
+        ("pocket-lgq", {"steps": "many"}, r"`steps` must be a whole number, got 'many'"),
+        ("pocket", {"steps": 0}, "`steps` must be at least 1, got 0"),
+        ("pocket", {"clip": {"norm": 1}}, "`clip` must be a number"),
     ],
 )
 def test_mistakes_are_refused_by_name(name, changes, words):

@@ -267,7 +267,7 @@ def test_what_the_hub_does_not_have_is_refused_in_one_line(monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(PretrainedError, match=r"no directory owner/name, and .* gave no .*: no connection"):
-        Tokenizer.from_pretrained("owner/name")
+        Tokenizer.from_pretrained("owner/name", local_files_only=True)
     assert asked == ["model.safetensors"], "and never pickled weights in its place"
 
 
@@ -336,16 +336,17 @@ def test_weights_that_do_not_fit_are_named(change, message, saved):
     ("path", "value", "message"),
     [
         ("flavour", 1, "unknown field 'flavour': known are backbone, quantizer"),
-        ("backbone", 3, "backbone must be an object .*, got 3"),
+        ("backbone", 3, "'backbone' must be an object .*, got 3"),
         ("backbone.width", 3, "unknown field 'backbone.width': did you mean 'widths'?"),
-        ("backbone.widths", [8, "x"], r"backbone.widths\[1\] must be a whole number, got 'x'"),
-        ("backbone.groups", 5, "groups must divide widths, got 5"),
-        ("quantizer", "lqg", "unknown quantizer 'lqg': choose from lgq, ibq"),
-        ("codebook_size", 0, "codebook_size must be at least 1, got 0"),
-        ("stages", 0, "stages must be at least 1, got 0"),
+        ("backbone.widths", [8, "x"], r"'backbone.widths\[1\]' must be a whole number, got 'x'"),
+        ("backbone.groups", 5, "'backbone.groups' must divide 'backbone.widths', got 5"),
+        ("quantizer", "lqg", "unknown quantizer 'lqg': did you mean 'lgq'"),
+        ("quantizer", "mine", "'mine': import the module that registers it, or pass --plugin MODULE"),
+        ("codebook_size", 0, "'codebook_size' must be at least 1, got 0"),
+        ("stages", 0, "'stages' must be at least 1, got 0"),
         ("quantizer_options.tua_end", 1, "'quantizer_options.tua_end': did you mean 'tau_end'?"),
         ("quantizer_options.channel_dim", 1, "unknown field 'quantizer_options.channel_dim'"),
-        ("quantizer_options.tau_end", -1.0, "tau_end must be positive and finite, got -1.0"),
+        ("quantizer_options.tau_end", -1.0, "'tau_end' must be positive and finite, got -1.0"),
     ],
 )
 def test_wrong_settings_are_named(path, value, message, saved):

@@ -18,7 +18,7 @@ from lgq.ops.search import nearest_codes
 class EncodeBenchmark:
     """What to measure."""
 
-    tokens: int = 8192
+    vectors: int = 8192
     """Vectors in a batch."""
     dim: int = 64
     """Channels of a vector."""
@@ -48,10 +48,10 @@ def plan(settings: EncodeBenchmark) -> tuple[int, ...]:
 
 
 def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
-    require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
+    require_at_least(1, vectors=settings.vectors, dim=settings.dim, repeats=settings.repeats)
     require_at_least(1, sizes=min(settings.sizes, default=0))
     device, generator = resolve_device(settings.device), torch.Generator().manual_seed(0)
-    z = torch.randn(settings.tokens, settings.dim, generator=generator).to(device)
+    z = torch.randn(settings.vectors, settings.dim, generator=generator).to(device)
     for size in plan(settings):
         codes = torch.randn(size, settings.dim, generator=generator).to(device) * settings.dim**-0.5
         calls: dict[str, Call] = {"ours": partial(nearest_codes, z, codes), "gemm": _gemm(z, codes)}
@@ -71,7 +71,7 @@ def run(settings: EncodeBenchmark) -> Iterator[EncodeRow]:
             gemm_ms=best["gemm"],
             faiss_ms=best.get("faiss"),
             agreement=agreement,
-            tokens=settings.tokens,
+            tokens=settings.vectors,
         )
 
 

@@ -1,5 +1,6 @@
 """An evaluation beside its network passes, and the Fréchet distance beside scipy's, in turns."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,6 +14,7 @@ from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import random_subset
 from lgq.distributed import resolve_device
+from lgq.errors import LGQWarning
 from lgq.metrics.fid import FeatureStatistics, Gaussian
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import evaluate_tokenizer, reconstruct_with
@@ -80,15 +82,17 @@ def _evaluation_row(name: str, settings: EvaluateBenchmark, device: torch.device
     lpips, inception = available.lpips or LPIPS().to(device), available.inception or InceptionV3().to(device)
 
     def evaluation(images: ImageDataset) -> object:
-        return evaluate_tokenizer(
-            tokenizer,
-            images,
-            MetricNetworks(lpips, inception),
-            image_size=run.image_size,
-            batch_size=settings.batch_size,
-            # Cached features would spare half of the network passes from the second round on.
-            use_cache=False,
-        )
+        # An FID of few images means little, and takes as long.
+        with warnings.catch_warnings(action="ignore", category=LGQWarning):
+            return evaluate_tokenizer(
+                tokenizer,
+                images,
+                MetricNetworks(lpips, inception),
+                image_size=run.image_size,
+                batch_size=settings.batch_size,
+                # Cached features would spare half of the network passes from the second round on.
+                use_cache=False,
+            )
 
     loading = LoaderSettings(image_size=run.image_size, batch_size=settings.batch_size)
     batches = [batch.images.to(device) for batch in ImageLoader(data, loading).one_pass()]

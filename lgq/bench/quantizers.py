@@ -24,10 +24,10 @@ from lgq.bench.measure import (
     milliseconds,
     peak_extra_bytes,
 )
-from lgq.checks import require_at_least, require_known
+from lgq.checks import require_at_least
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
-from lgq.quantizers import QUANTIZERS, Quantizer
+from lgq.quantizers import QUANTIZERS, Quantizer, require_quantizer
 from lgq.quantizers.fsq import levels_for
 
 PEER = "vector-quantize-pytorch"
@@ -39,7 +39,7 @@ _SLOW_MS = 10_000
 class QuantizerBenchmark:
     """What to measure."""
 
-    tokens: int = 8192
+    vectors: int = 8192
     """Vectors in a batch."""
     dim: int = 64
     """Channels of a vector."""
@@ -76,12 +76,12 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
     """Rows to be measured, by quantizer, size and implementation."""
     rows = []
     for name in settings.quantizers:
-        require_known("quantizer", name, QUANTIZERS)
+        require_quantizer(name)
         implementations = ["ours"] if QUANTIZERS[name].dense_matrices is None else ["ours", "dense"]
         if name in _OF_THE_PEER and importlib.util.find_spec("vector_quantize_pytorch"):
             implementations.append(PEER)
         rows += [
-            QuantizerRow(quantizer=name, implementation=by, codebook_size=size, tokens=settings.tokens)
+            QuantizerRow(quantizer=name, implementation=by, codebook_size=size, tokens=settings.vectors)
             for size in settings.sizes
             for by in implementations
         ]
@@ -89,7 +89,7 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
 
 
 def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
-    require_at_least(1, tokens=settings.tokens, dim=settings.dim, repeats=settings.repeats)
+    require_at_least(1, vectors=settings.vectors, dim=settings.dim, repeats=settings.repeats)
     require_at_least(1, sizes=min(settings.sizes, default=0))
     device = resolve_device(settings.device)
     for row in plan(settings):
@@ -108,7 +108,7 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
     done = subprocess.run(command, input=pickle.dumps((sys.path, task)), capture_output=True, check=False)
     if done.returncode < 0:
         name = f"{row.quantizer} ({row.implementation}) with {row.codebook_size} codes"
-        raise LGQError(f"the process that measured {name} was killed: try fewer codes or tokens.")
+        raise LGQError(f"the process that measured {name} was killed: try fewer codes or vectors.")
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace"))
     result: QuantizerRow | LGQError = pickle.loads(done.stdout)

@@ -14,10 +14,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import make_dataclass, replace
-from functools import partial
+from dataclasses import is_dataclass, make_dataclass, replace
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import tyro
 from tyro.constructors import (
@@ -28,7 +27,20 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from lgq.cli.console import command_line, complain, log_to_the_console, say
+import lgq
+from lgq.cli.console import command_line, complain, log_to_the_console, say, show
+from lgq.cli.options import (
+    Option,
+    Plugins,
+    help_text,
+    in_options,
+    options_of,
+    qualified,
+    require_given,
+    require_known_options,
+    take_name,
+)
+from lgq.config import keeps_prefix
 from lgq.errors import LGQError
 
 STOPPED_AND_SAVED, STOPPED = 75, 130
@@ -39,15 +51,15 @@ Discrete image tokenizers and generators: LGQ and its baselines.
 
 {commands}
 
-lgq COMMAND --help describes a command and its options."""
+lgq COMMAND --help describes a command and its options; lgq --version prints the version."""
 
 
 @runtime_checkable
 class Command(Protocol):
     """A dataclass whose fields are the options.
 
-    A command with a function `named` takes the name of a run before its options; the run's settings are the
-    defaults of its field `settings`.
+    A command with a function `named` takes the name of a run, one of `names()`, a settings file as its option
+    `--config`, or both; the settings of that run are the defaults of its field `settings`.
     """
 
     def run(self) -> int:
@@ -62,16 +74,25 @@ class Entry(NamedTuple):
     summary: str
     continues: bool = False
     """Whether the same command continues after Ctrl-C."""
+    plugins: bool = True
+    """Whether it takes --plugin, as it may need a quantizer of the user's own."""
 
     def load(self) -> Any:
         return getattr(import_module(f"lgq.cli.{self.module}"), self.class_name)
 
 
 COMMANDS = {
-    "demo": Entry("train", "Demo", "train a small tokenizer and generator in minutes, and draw them", True),
-    "shard": Entry("images", "Shard", "write images into WebDataset shards", True),
+    "demo": Entry(
+        "train",
+        "Demo",
+        "train a small tokenizer and generator in minutes, and draw them",
+        True,
+        plugins=False,
+    ),
+    "shard": Entry("images", "Shard", "write images into WebDataset shards", True, plugins=False),
     "train": Entry("train", "Train", "train a tokenizer", True),
     "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
+    "runs": Entry("train", "Runs", "list the named runs"),
     "evaluate": Entry("evaluate", "Evaluate", "measure a tokenizer or a generator"),
     "reconstruct": Entry("images", "Reconstruct", "write images beside their reconstructions"),
     "encode": Entry("images", "Encode", "turn images into tokens", True),
@@ -80,11 +101,13 @@ COMMANDS = {
     "inpaint": Entry("generate", "Inpaint", "redraw a part of an image with a generator"),
     "experiment": Entry("experiment", "Experiment", "train and evaluate the rows of a table", True),
     "report": Entry("experiment", "Report", "write one page about the results of experiments"),
-    "weights status": Entry("weights", "WeightsStatus", "list the weights behind LPIPS and FID"),
-    "weights fetch": Entry("weights", "WeightsFetch", "download them once"),
-    "weights import": Entry("weights", "WeightsImport", "take them from a file"),
+    "weights status": Entry(
+        "weights", "WeightsStatus", "list the weights behind LPIPS and FID", plugins=False
+    ),
+    "weights fetch": Entry("weights", "WeightsFetch", "download them once", plugins=False),
+    "weights import": Entry("weights", "WeightsImport", "take them from a file", plugins=False),
     "bench quantizers": Entry("bench", "BenchQuantizers", "time and memory of a quantizer's training step"),
-    "bench encode": Entry("bench", "BenchEncode", "nearest-code search beside faiss"),
+    "bench encode": Entry("bench", "BenchEncode", "nearest-code search beside faiss", plugins=False),
     "bench train": Entry("bench", "BenchTrain", "images per second of a training step"),
     "bench evaluate": Entry("bench", "BenchEvaluate", "the cost of an evaluation"),
     "bench sample": Entry("bench", "BenchSample", "the cost of drawing images"),
@@ -95,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line; return when it is done, exit with a code otherwise."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     command_line.set(tuple(words))
-    with log_to_the_console():
+    with log_to_the_console(lambda text: in_options(text, _options(_command_name(words)))):
         try:
             code = _run(words)
         except LGQError as error:
@@ -112,9 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: list[str]) -> int:
-    entry = COMMANDS[_command_name(words)]
+    name = _command_name(words)
+    entry = COMMANDS[name]
     try:
         code: int = parse(words).run()
+    except LGQError as error:
+        error.args = (in_options(str(error), _options(name)),)
+        raise
     except KeyboardInterrupt:
         if not entry.continues:
             say("stopped.")
@@ -130,20 +157,30 @@ def _run(words: list[str]) -> int:
 def parse(words: list[str]) -> Command:
     """Build the command of a command line; print its help and exit if that is asked for."""
     name = _command_name(words)
-    command, words, program = COMMANDS[name].load(), words[len(name.split()) :], f"lgq {name}"
+    entry, words, program = COMMANDS[name], words[len(name.split()) :], f"lgq {name}"
+    words = _load_plugins(words) if entry.plugins else words
+    asks_for_help = "--help" in words or "-h" in words
+    command = entry.load()
+    options = _options(name)
     if hasattr(command, "named"):
-        run_name = ""
-        if words and not words[0].startswith("-"):
-            run_name, *words = words
-        elif "--help" not in words and "-h" not in words:
-            raise LGQError(f"{program} needs the name of a run before its options: see {program} --help.")
-        command = _with_defaults(command, command.named(run_name or command.example))
-        program = f"{program} {run_name or 'NAME'}"
+        run_name, words = take_name(words, options, command.names())
+        file = _last_value("--config", words)
+        if run_name is None and file is None and not asks_for_help:
+            names = ", ".join(command.names())
+            rule = f"needs the name of a run, one of {names}, or a --config FILE"
+            raise LGQError(f"{program} {rule}: see {program} --help.")
+        settings = command.named(run_name, file)
+        program, options = f"{program} {run_name or 'NAME'}", _options(name, settings)
+        command = _with_defaults(command, settings)
+    if asks_for_help:
+        show(help_text(program, command, options))
+        sys.exit(0)
+    require_known_options(words, options, program, lambda: {name: _options(name) for name in COMMANDS})
+    require_given(words, options, program)
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):
-            config = (tyro.conf.FlagCreatePairsOff,)
-            parsed: Command = tyro.cli(command, prog=program, args=words, config=config, registry=_REGISTRY)
+            parsed: Command = tyro.cli(command, prog=program, args=words, registry=_REGISTRY)
             return parsed
     except SystemExit as end:
         if not end.code:
@@ -154,6 +191,29 @@ def parse(words: list[str]) -> Command:
         raise error or LGQError(_in_one_line(explanation.getvalue(), program)) from None
     except RecursionError as error:
         raise LGQError("a word of the command line is too long to be an option or a value.") from error
+
+
+def _options(name: str, settings: Any = None) -> list[Option]:
+    entry = COMMANDS[name]
+    return options_of(entry.load(), settings) + (options_of(Plugins) if entry.plugins else [])
+
+
+def _load_plugins(words: list[str]) -> list[str]:
+    """Import the modules that --plugin names, before anything needs a quantizer; return the other words."""
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, equals, module = word.partition("=")
+        if option != "--plugin":
+            others.append(word)
+            continue
+        module = module if equals else next(rest, "")
+        if not module or module.startswith("-"):
+            raise LGQError("--plugin needs a Python module that registers quantizers, or the path of one.")
+        from lgq.quantizers import import_plugin  # imports torch, which other commands do without
+
+        import_plugin(module)
+    return others
 
 
 def _command_name(words: list[str]) -> str:
@@ -167,9 +227,21 @@ def _command_name(words: list[str]) -> str:
         lines = (f"  {name:16}  {COMMANDS[name].summary}" for name in shown)
         print(_OVERVIEW.format(commands="\n".join(lines)))
         sys.exit(0)
+    if asked == "--version":
+        print(f"lgq {lgq.__version__}")
+        sys.exit(0)
     given = " ".join(words[:2]) if asked in groups else asked
-    hint = _hint(difflib.get_close_matches(given, COMMANDS))
+    close = difflib.get_close_matches(given, COMMANDS)
+    hint = f"did you mean {close[0]}? See " if close else "see "
     raise LGQError(f"unknown command {given!r}: {hint}lgq --help.")
+
+
+def _last_value(option: str, words: list[str]) -> str | None:
+    """Return the value of an option before the words are parsed."""
+    for word, following in zip(reversed(words), [None, *reversed(words)], strict=False):
+        if word == option or word.startswith(f"{option}="):
+            return word.partition("=")[2] or following
+    return None
 
 
 def _with_defaults(command: Any, settings: Any) -> type[Any]:
@@ -185,17 +257,12 @@ def _with_defaults(command: Any, settings: Any) -> type[Any]:
 
 
 def _in_one_line(box: str, program: str) -> str:
-    """Return the message in the box that the parser draws around a mistake, with its suggestion."""
+    """Return the message in the box that the parser draws around a mistake."""
     lines = [line.strip("╭╰│╮╯|+ ") for line in box.splitlines()[1:]]
     lines = [line if line.strip("─-") else "" for line in lines]
     sections = [" ".join(part.split("\n")) for part in "\n".join(lines).strip().split("\n\n")]
     message = sections[0].rstrip(".") or "these options cannot be read"
-    similar = [words.split()[3] for words in sections if words.startswith("Perhaps you meant: ")]
-    return f"{message[0].lower()}{message[1:]}; {_hint(similar)}{program} --help."
-
-
-def _hint(similar: list[str]) -> str:
-    return f"did you mean {similar[0]}? See " if similar else "see "
+    return f"{message[0].lower()}{message[1:]}; see {program} --help."
 
 
 _REGISTRY = ConstructorRegistry()
@@ -203,8 +270,8 @@ _in_work: list[StructTypeInfo] = []
 
 
 @_REGISTRY.struct_rule
-def _whole_lines(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Join the lines of each help text: tyro would keep a break before every indented line of a docstring."""
+def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Leave out prefixes that `keeps_prefix` does not ask for, and say whose fields an error names."""
     if any(info is outer for outer in _in_work):
         return None
     _in_work.append(info)
@@ -212,12 +279,27 @@ def _whole_lines(info: StructTypeInfo) -> StructConstructorSpec | None:
     _in_work.pop()
     if not isinstance(spec, StructConstructorSpec):
         return None
-    fields = (replace(field, helptext=partial(_joined, field.helptext)) for field in spec.fields)
-    return replace(spec, fields=tuple(fields))
+    kind, build = info.type, spec.instantiate
+    if not is_dataclass(kind):
+        return spec
 
+    def instantiate(**values: Any) -> Any:
+        try:
+            return build(**values)
+        except LGQError as error:
+            error.args = (qualified(str(error), kind),)
+            raise
 
-def _joined(helptext: Any) -> str:
-    return " ".join(((helptext() if callable(helptext) else helptext) or "").split())
+    return replace(
+        spec,
+        instantiate=instantiate,
+        fields=tuple(
+            field
+            if keeps_prefix(kind, field.name)
+            else replace(field, type=cast(Any, Annotated[field.type, tyro.conf.arg(prefix_name=False)]))
+            for field in spec.fields
+        ),
+    )
 
 
 @_REGISTRY.primitive_rule
@@ -237,7 +319,7 @@ def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict
 def _pair(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not name or not equals:
-        raise LGQError(f"quantizer options are of the form NAME=VALUE, got {word!r}.")
+        raise LGQError(f"`quantizer_options` are of the form NAME=VALUE, got {word!r}.")
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

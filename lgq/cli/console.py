@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,10 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from lgq.errors import LGQWarning
+from lgq.progress import ProgressLines, unwatched
 
 ERRORS = Console(stderr=True)
 command_line: ContextVar[tuple[str, ...]] = ContextVar("command_line", default=())
@@ -34,7 +39,7 @@ def show(result: RenderableType, *, on_errors: bool = False) -> None:
     """Print a result; of several processes, the first one prints it."""
     if _is_first():
         console = ERRORS if on_errors else _Output()
-        plain = isinstance(result, str)
+        plain = isinstance(result, str | Text)
         console.print(result, highlight=not plain, markup=not plain, soft_wrap=plain)
 
 
@@ -52,23 +57,51 @@ def printable(text: object) -> str:
 
 
 @contextmanager
-def log_to_the_console() -> Iterator[None]:
-    """Print what the library logs inside the block; processes other than the first print warnings only."""
+def log_to_the_console(worded: Callable[[str], str]) -> Iterator[None]:
+    """Print what the library logs and warns of inside the block, one line each.
+
+    worded: puts the text of an `LGQWarning` into the words of the command line.
+
+    Processes other than the first print only what is logged as a warning. An `LGQWarning` is about the run,
+    so the first process alone prints it, and once however often it comes.
+    """
     logger = logging.getLogger("lgq")
     handler, level = _Handler(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if _is_first() else logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", LGQWarning)
+            warnings.showwarning = _one_line_of(LGQWarning, worded, otherwise=warnings.showwarning)
+            yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
 
 
+def _one_line_of(
+    ours: type[Warning], worded: Callable[[str], str], otherwise: Callable[..., None]
+) -> Callable[..., None]:
+    """Return a `warnings.showwarning` that prints one kind of warning as a line, each text once."""
+    shown: set[str] = set()
+
+    def show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        if not issubclass(category, ours):
+            otherwise(message, category, *place)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            say(f"warning: {worded(str(message))}")
+
+    return show_warning
+
+
 @contextmanager
 def progress_of(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar; yields a function that takes what is done and the total."""
-    with Progress(*_COLUMNS, console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as progress:
+    """Show a bar, or lines if there is no terminal; yields a function of what is done and the total."""
+    if not ERRORS.is_terminal:
+        yield ProgressLines(doing) if _is_first() else unwatched
+        return
+    with Progress(*_COLUMNS, console=ERRORS, transient=True) as progress:
         task = progress.add_task(doing, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

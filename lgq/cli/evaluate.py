@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
 from lgq.hub import WeightsChoice
@@ -59,7 +59,7 @@ _LIKELIHOOD_COLUMNS: Columns = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(Computes):
     """Measure a tokenizer or a generator: the columns of the paper's tables, and more."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -68,9 +68,7 @@ class Evaluate:
     """Images: a folder, a shard pattern such as val-{000..001}.tar, or `sample:held-out`. A tokenizer
     reconstructs them; a generator's images are compared with them."""
     images: int | None = None
-    """Tokenizer: evaluate on a random subset of this many images, the same for every tokenizer; default all.
-    Generator: generate this many images with each seed; default 50,000. Generator with --tokens only: mask
-    the tokens of this many images, evenly spread; default all."""
+    """Number of images of --data to take, a random subset that is the same for every model; default all."""
     image_size: int | None = None
     """Tokenizer: side of the centre crop in pixels; default that of its run."""
     geometry: Literal["auto", "umap", "pca"] | None = None
@@ -78,21 +76,24 @@ class Evaluate:
     of codes among latents). The plot is made by umap, by pca, or (auto) by umap if it is installed."""
     reference: Path | None = None
     """Generator: an .npz file with mu and sigma to compare with, in place of --data."""
-    seeds: tuple[int, ...] = SEEDS
-    """Generator: sampling seeds; all images are generated with each."""
+    samples: int | None = None
+    """Generator: images to draw with each sampling seed; default as many as --images, else 50,000."""
+    sampling_seeds: tuple[int, ...] = SEEDS
+    """Generator: seeds of the images that are drawn."""
     tokens: Path | None = None
     """Generator: directory of tokens whose likelihood is measured."""
+    masked_images: int | None = None
+    """Generator: number of images whose tokens are masked, evenly spread over --tokens; default all."""
     train_tokens: Path | None = None
     """Generator: tokens that it was trained on; their frequencies give the cross-entropies of --tokens."""
-    sampling: Sampling = field(default_factory=Sampling)
-    """Generator: how images are sampled."""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = field(default_factory=Sampling)
+    """How a generator draws images."""
     batch_size: int = SAMPLING_BATCH
     """Images per batch; a generator draws different images with a different batch size."""
     workers: int = 1
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
     out: Path | None = None
     """Directory for the record and the pictures; default RUN/evaluation."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import command_line, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Computes):
     """Train and evaluate the rows of a table; finished rows are kept, and the same command continues."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
@@ -45,7 +45,6 @@ class Experiment:
     """Steps of every generator; by default the scale's."""
     precision: Precision | None = None
     """Precision of every training; by default the scale's."""
-    device: Device = "auto"
     dry_run: bool = False
     """Print the rows, which of them are finished, and how long training takes here; train nothing."""
 
@@ -73,21 +72,21 @@ class Report:
     """The results directory of `lgq experiment`."""
     out: Path = Path("report.html")
     """HTML file to write; a browser shows it without a network."""
-    keep: Path | None = None
+    copy: Path | None = None
     """Directory for a copy of the records, curves and pictures that the page shows, without weights; None
     copies nothing."""
 
     def run(self) -> int:
         from lgq.reporting.page import report
 
-        summary = report(self.results, self.out, keep=self.keep)
+        summary = report(self.results, self.out, copy=self.copy)
         for file, reason in summary.damaged.items():
             say(f"left out {file}: {reason}")
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in summary.outcomes.items())
         say(f"{summary.runs} runs; claims of the paper: {outcomes}.")
         say(f"the page, {summary.bytes / 1e6:.1f} MB: {self.out}")
         if summary.kept_bytes is not None:
-            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.keep}")
+            say(f"a copy of the results, {summary.kept_bytes / 1e6:.1f} MB: {self.copy}")
         return 0
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import progress_of, say
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample
@@ -15,12 +15,11 @@ from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
 
 Generator = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="GEN")]
-# Not by `tyro.conf.configure`: within a generator's run these options keep their prefix, as it has steps too.
 SamplingOptions = Annotated[Sampling, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Draws:
+class _Draws(Computes):
     """Options of every command that draws."""
 
     generator: Generator
@@ -33,8 +32,8 @@ class _Draws:
     """Seed of the images: the same command with the same seed draws the same images."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
     sampling: SamplingOptions = field(default_factory=Sampling)
+    """How the generator draws images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +46,10 @@ class Sample(_Draws):
     the same command continues after a stop, with any number of processes."""
     classes: tuple[str, ...] = ()
     """Names or numbers of classes, a name first where both fit; by default up to 8 that spread over all
-    classes, or with --images all classes."""
+    classes, or with --samples all classes."""
     count: int | None = None
     """Images per class, 8 by default."""
-    images: int | None = None
+    samples: int | None = None
     """Instead of --count: images in all, one class after the other. With the seed and the batch size of an
     evaluation, these are the images that it measured."""
 

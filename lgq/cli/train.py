@@ -7,16 +7,22 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from lgq.cli.console import key_values, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.config import to_json
 from lgq.files import json_bytes
-from lgq.runs import named_generator, named_run
+from lgq.runs import (
+    NamedRun,
+    generator_names,
+    named_generator,
+    named_generators,
+    named_run,
+    named_tokenizers,
+    read_run,
+    tokenizer_names,
+)
 from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
-from lgq.training.settings import GeneratorRun, LoopSettings, TokenizerRun
-
-# `--steps` and `--checkpoint-every`, not `--loop.steps`: every run has them.
-tyro.conf.configure(tyro.conf.OmitArgPrefixes)(LoopSettings)
+from lgq.training.settings import GeneratorRun, TokenizerRun
 
 _ENDINGS = {
     "finished": "all {step:,} steps are done",
@@ -35,11 +41,11 @@ Next (after `make demo`, lgq is .venv/bin/lgq):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(Computes):
     """Train a tokenizer into a run directory; the same command continues a run that was stopped.
 
-    NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ... Its settings are
-    the defaults of the options.
+    NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ...; `lgq runs` lists
+    them. Its settings are the defaults of the options. More --steps extend a run.
     """
 
     example: ClassVar[str] = "pocket-lgq"
@@ -51,33 +57,47 @@ class Train:
     """The run directory."""
     val_data: str | None = None
     """Images to validate on, not a stream; by default the centre crops of the training images."""
+    start_from: str | None = None
+    """Begin a new run with the weights of a tokenizer: a run directory, a directory that save_pretrained
+    wrote, or owner/name on the Hugging Face Hub. With another quantizer, its encoder and decoder."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
-    device: Device = "auto"
+    config: Path | None = None
+    """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
+    --dry-run prints, or config.json of a run directory. Options replace its fields."""
     dry_run: bool = False
-    """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
+    """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[TokenizerRun, tyro.conf.arg(name="")]
 
-    named = staticmethod(named_run)
+    names = staticmethod(tokenizer_names)
+
+    @classmethod
+    def named(cls, name: str | None, file: str | None) -> TokenizerRun:
+        if file is None:
+            return named_run(name or cls.example)
+        return read_run(TokenizerRun, file, None if name is None else named_run(name))
 
     def run(self) -> int:
         if self.dry_run:
             from lgq.training.footprint import tokenizer_footprint
 
-            return _show(tokenizer_footprint(self.settings, self.data, device=self.device))
+            return _show(
+                tokenizer_footprint(self.settings, self.data, start_from=self.start_from, device=self.device)
+            )
         from lgq.training.tokenizer_trainer import train
 
-        options: Any = {"val_data": self.val_data, "resume": self.resume, "device": self.device}
-        outcome = train(self.settings, self.data, self.out, **options)
+        sources: Any = {"val_data": self.val_data, "start_from": self.start_from}
+        outcome = train(self.settings, self.data, self.out, **sources, resume=self.resume, device=self.device)
         return _ended(outcome, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainGenerator:
+class TrainGenerator(Computes):
     """Train a MaskGIT on the tokens of `lgq encode`; the same command continues a run that was stopped.
 
-    NAME is a scale: pocket or imagenet256. Its settings are the defaults of the options.
+    NAME is a scale: pocket or imagenet256. Its settings are the defaults of the options. More --steps extend
+    a run.
     """
 
     example: ClassVar[str] = "pocket"
@@ -91,18 +111,30 @@ class TrainGenerator:
     tokenizer: str | None = None
     """The tokenizer that made the tokens, where their directory has no copy of it: a run directory, or
     whatever `encode` was given."""
+    start_from: str | None = None
+    """Begin a new run with the weights of a generator: a run directory, a directory that save_pretrained
+    wrote, or owner/name on the Hugging Face Hub."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
-    device: Device = "auto"
+    config: Path | None = None
+    """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
+    --dry-run prints, or config.json of a run directory. Options replace its fields."""
     dry_run: bool = False
-    """Print the resolved run, its parameters and an estimate of its memory, and train nothing."""
+    """Print the resolved run as a settings file for --config, say what memory it needs, and train nothing."""
     settings: Annotated[GeneratorRun, tyro.conf.arg(name="")]
 
-    named = staticmethod(named_generator)
+    names = staticmethod(generator_names)
+
+    @classmethod
+    def named(cls, name: str | None, file: str | None) -> GeneratorRun:
+        if file is None:
+            return named_generator(name or cls.example)
+        return read_run(GeneratorRun, file, None if name is None else named_generator(name))
 
     def run(self) -> int:
-        options: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer, "device": self.device}
+        options: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
+        options |= {"start_from": self.start_from, "device": self.device}
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
@@ -114,7 +146,19 @@ class TrainGenerator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Runs:
+    """List the named runs: quantizer, images, tokens, codes, steps, and on what hardware each is for."""
+
+    def run(self) -> int:
+        show("tokenizers, for lgq train NAME")
+        show(_table("quantizer", named_tokenizers()))
+        show("\ngenerators on the tokens of those tokenizers, for lgq train-generator NAME")
+        show(_table("generator", named_generators()))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Computes):
     """Train a small tokenizer and generator on photographs that come with lgq, and draw what they do.
 
     Takes three to four minutes on two CPU cores, and no network. The same command continues after Ctrl-C.
@@ -122,7 +166,6 @@ class Demo:
 
     out: Path = Path("demo")
     """Directory for the runs and the pictures."""
-    device: Device = "auto"
 
     def run(self) -> int:
         from lgq.demo import run_demo  # imports matplotlib
@@ -137,19 +180,42 @@ class Demo:
         return 0
 
 
+def _table(method: str, runs: list[NamedRun]) -> str:
+    """Return a line per run, with columns of equal width, whatever the width of the terminal."""
+    rows = [("name", method, "pixels", "tokens", "codes", "steps", "")]
+    rows += [
+        (
+            run.name,
+            run.method,
+            f"{run.image_size} x {run.image_size}",
+            f"{run.side} x {run.side}",
+            f"{run.codes:,}",
+            f"{run.steps:,}",
+            run.purpose,
+        )
+        for run in runs
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def _ended(outcome: Outcome, out: Path) -> int:
     """Say how a training ended; returns its exit code."""
-    best = "" if outcome.best is None else f"; best score {outcome.best:.4g} at step {outcome.best_step:,}"
+    best = ""
+    if outcome.best is not None:
+        best = f"; best {outcome.best_by} {outcome.best:.4g} at step {outcome.best_step:,}"
     say(f"{_ENDINGS[outcome.reason].format(step=outcome.step)}{best}: {out}")
     return outcome.exit_code
 
 
 def _show(footprint: Any) -> int:
-    """Print the resolved run, its parameters and an estimate of its memory; returns exit code 0."""
-    print(json_bytes(to_json(footprint.run), indent=2).decode())
+    """Print the resolved run, and say its parameters and an estimate of its memory; returns exit code 0."""
+    # Alone on the output, so that it can go to a file.
+    print(json_bytes(to_json(footprint.run), indent=2).decode(), end="")
     rows = {"images": f"{footprint.images:,}, seen {footprint.epochs:.1f} times by one process"}
     rows |= {f"parameters, {part}": f"{count:,}" for part, count in footprint.parameters.items()}
     rows |= {f"memory, {part}": f"{size / 1e6:,.0f} MB" for part, size in footprint.bytes.items()}
     rows |= {"memory, in all": f"{sum(footprint.bytes.values()) / 1e6:,.0f} MB per process"}
-    show(key_values(rows))
+    show(key_values(rows), on_errors=True)
     return 0

@@ -53,7 +53,7 @@ class BatchSettings:
     def __post_init__(self) -> None:
         require_at_least(1, batch_size=self.batch_size, world_size=self.world_size)
         if not 0 <= self.rank < self.world_size:
-            raise LGQError(f"rank must be in [0, {self.world_size}), the world_size, got {self.rank}.")
+            raise LGQError(f"`rank` must be in [0, {self.world_size}), the `world_size`, got {self.rank}.")
 
 
 @dataclass(frozen=True, kw_only=True)

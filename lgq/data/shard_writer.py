@@ -185,7 +185,7 @@ def _read_index(folder: Path, sharding: Sharding) -> ShardIndex:
                 before, now = getattr(index.sharding, field.name), getattr(sharding, field.name)
                 if before != now:
                     raise DataError(
-                        f"{folder} holds other shards: their {field.name} is {before!r:.80}, not "
+                        f"{folder} holds other shards: their `{field.name}` is {before!r:.80}, not "
                         f"{now!r:.80}. Repeat their arguments, or choose another directory."
                     )
             return index

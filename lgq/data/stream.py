@@ -119,7 +119,7 @@ class PipeDataset:
     def _refuse(self) -> NoReturn:
         raise DataError(
             f"{self!r} is a stream, of unknown length and in no order but its own: `lgq train` takes it as "
-            "--data, with --steps and with --val-data of another kind; for all else download the shards, "
+            "`data`, with `steps` and with `val_data` of another kind; for all else download the shards, "
             "and give their path."
         )
 
@@ -311,7 +311,7 @@ class StreamLoader:
             raise DataError(
                 f"{dataset!r} has {len(dataset.commands)} shards for {self.readers} readers "
                 f"({settings.world_size} processes of {self.local_readers}), and each needs its own: lower "
-                "--workers, or make more shards with `lgq shard --shard-size`."
+                "`workers`, or make more shards with `lgq shard --shard-size`."
             )
 
     def describe(self) -> dict[str, Any]:

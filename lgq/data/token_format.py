@@ -223,7 +223,7 @@ class TokenWriter:
         for name, now in to_json(self.encoding).items():
             if (before := stored.get(name)) != now:
                 raise TokenError(
-                    f"{path} belongs to another encoding: its {name} is {before!r:.80}, not {now!r:.80}. "
+                    f"{path} belongs to another encoding: its `{name}` is {before!r:.80}, not {now!r:.80}. "
                     "Repeat its arguments, or choose another directory."
                 )
 

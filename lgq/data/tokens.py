@@ -65,7 +65,9 @@ class TokenDataset:
     def flipped(self, index: int) -> Int64[Tensor, "h w *stages"]:
         """Return the tokens of an image mirrored left and right."""
         if not self.encoding.flips:
-            raise TokenError(f"{self.path} has no mirrored images: encode with flips into another directory.")
+            raise TokenError(
+                f"{self.path} has no mirrored images: encode with `flips` into another directory."
+            )
         shard, row = self._place(index)
         return shard.tokens("flipped", row)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -47,12 +47,12 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if not 0 < self.smallest_area <= 1:
-            raise LGQError(f"smallest_area is a share in (0, 1], got {self.smallest_area}.")
+            raise LGQError(f"`smallest_area` is a share in (0, 1], got {self.smallest_area}.")
         if not 1 <= self.widest_aspect < float("inf"):
-            raise LGQError(f"widest_aspect is width over height, 1 or more, got {self.widest_aspect}.")
+            raise LGQError(f"`widest_aspect` is width over height, 1 or more, got {self.widest_aspect}.")
         for name in ("flip", "exchange"):
             if not 0 <= getattr(self, name) <= 1:
-                raise LGQError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
+                raise LGQError(f"`{name}` is a probability in [0, 1], got {getattr(self, name)}.")
 
 
 def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:
@@ -111,10 +111,15 @@ def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tens
     return torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
 
 
+def to_pixels(image: Float[Tensor, "3 height width"]) -> UInt8[np.ndarray, "height width 3"]:
+    """Return the pixels of an image in [-1, 1]; values outside are clamped."""
+    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return pixels.permute(1, 2, 0).contiguous().cpu().numpy()
+
+
 def to_picture(image: Float[Tensor, "3 height width"]) -> Image.Image:
     """Return an image in [-1, 1] as a PIL image; values outside are clamped."""
-    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
+    return Image.fromarray(to_pixels(image))
 
 
 def to_png(image: Float[Tensor, "3 height width"]) -> bytes:

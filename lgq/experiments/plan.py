@@ -84,7 +84,7 @@ class Experiment:
     name: str
     title: str
     paper: str = ""
-    """Label of the table in the paper; empty where the paper has none."""
+    """Number of the table in the paper, such as "Table 2"; empty where the paper has none."""
     rows: Callable[[Scale], list[Row]]
     seeds: int = 1
     """Number of training seeds where the user gives none."""
@@ -118,18 +118,18 @@ def open_sources(data: Images, val_data: Images | None = None, show: Images | No
         _log.info("no validation data: validating and evaluating on the training images.")
     val_data = data if val_data is None else val_data
     show = val_data if show is None else show
-    training = _open(data, "--data")
-    validation = training if val_data is data else _open(val_data, "--val-data")
-    shown = validation if show is val_data else _open(show, "--show")
+    training = _open(data, "data")
+    validation = training if val_data is data else _open(val_data, "val_data")
+    shown = validation if show is val_data else _open(show, "show")
     named = [str(x) if isinstance(x, str | Path) else repr(x) for x in (data, val_data, show)]
     return Sources(data=training, validation=validation, shown=shown, names=tuple(named))
 
 
-def _open(source: Images, option: str) -> ImageDataset:
+def _open(source: Images, name: str) -> ImageDataset:
     if not isinstance(source, str | Path):
         return source
     dataset = open_dataset(source)
-    require_random_access(dataset, f"an experiment's {option}")
+    require_random_access(dataset, f"an experiment's `{name}`")
     return dataset
 
 
@@ -204,7 +204,7 @@ def _chosen(rows: Sequence[PlannedRow], only: Sequence[str], shard: str) -> list
         require_known("row", word, sorted(set().union(*names.values())))
     number, slash, count = shard.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise LGQError(f"shard must have the form i/n with i from 0 to n - 1, such as 0/4, got {shard!r}.")
+        raise LGQError(f"`shard` must have the form i/n with i from 0 to n - 1, such as 0/4, got {shard!r}.")
     runs = {row.id: row for row in rows if not wanted or wanted & names[row]}
     return list(runs.values())[int(number) :: int(count)]
 
@@ -253,7 +253,7 @@ def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources, device: 
             require_feasible(task.run, device)
             # Validations are not timed, so their metric networks are not needed.
             run = replace(task.run, best_by="l1", rfid_images=None, workers=0)
-            step = TokenizerTrainer(run, sources.data, sources.data, Path(), device).train_step
+            step = TokenizerTrainer(run, sources.data, sources.data, Path(), device=device).train_step
     except WeightsError as error:
         _log.warning("no time of %s: %s", task.name(), error)
         return None

@@ -205,7 +205,9 @@ def _generation_part(
         options["train_tokens"] = tokens[0]
     _log.info("sampling %s images with each of %d seeds", f"{samples:,}", len(seeds))
     try:
-        record = evaluate(generator, data, images=samples, seeds=seeds, sampling=sampling, **options)
+        record = evaluate(
+            generator, data, samples=samples, sampling_seeds=seeds, sampling=sampling, **options
+        )
         return record.fields | {"data": repr(data)}
     except WeightsError as error:
         absent = dict.fromkeys(GENERATION_FEATURE_METRICS, str(error))
@@ -227,7 +229,7 @@ def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
     settings = QuantizerBenchmark(
         sizes=(task.codebook_size,),
         quantizers=(task.quantizer,),
-        tokens=task.tokens,
+        vectors=task.tokens,
         dim=task.around.backbone.latent_channels,
         repeats=task.repeats,
         # The number of a GPU under torchrun comes from the process.

@@ -48,7 +48,7 @@ class Plan:
     experiment: str
     title: str
     paper: str
-    """Label of the table in the LGQ paper; empty where the paper has none."""
+    """Number of the table in the LGQ paper; empty where the paper has none."""
     about: str
     """What the table shows, and what to know when reading it."""
     scale: str

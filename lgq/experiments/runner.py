@@ -130,7 +130,7 @@ def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 raise ResultsError(
-                    f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
+                    f"{results.root} was started with another protocol: `{name}` of {earlier.experiment} was "
                     f"{before.get(name)}, now {now.get(name)}; give the same options or choose another "
                     "directory."
                 )

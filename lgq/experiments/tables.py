@@ -57,7 +57,7 @@ def _row(quantizer: str, task: Task, codebook_size: int | None = None) -> Row:
     return Row(f"{quantizer}-k{codebook_size}", label, task, f"K = {codebook_size:,}")
 
 
-@_table("comparison", "Reconstruction at one codebook size", paper="tab:k16k")
+@_table("comparison", "Reconstruction at one codebook size", paper="Table 2")
 def _comparison(scale: Scale) -> list[Row]:
     """One backbone, seed, data order and number of steps; the quantizer is the only change. Each row is
     measured at its best validation. The paper leaves VQ out.
@@ -65,7 +65,7 @@ def _comparison(scale: Scale) -> list[Row]:
     return [_row(name, scale.row(name)) for name in QUANTIZERS]
 
 
-@_table("codebook-size", "Every quantizer over codebook sizes", paper="tab:lgq_sweep")
+@_table("codebook-size", "Every quantizer over codebook sizes", paper="Table 3")
 def _codebook_size(scale: Scale) -> list[Row]:
     """No setting depends on the codebook size. The paper sweeps LGQ alone and reads it once its utilization
     has settled; here every row has the same number of steps.
@@ -73,10 +73,10 @@ def _codebook_size(scale: Scale) -> list[Row]:
     return [_row(name, scale.row(name, size), size) for size in scale.sizes for name in QUANTIZERS]
 
 
-@_table("logits", "Squared distance against inner product", paper="tab:logit")
+@_table("logits", "Squared distance against inner product", paper="Table 1")
 def _logits(scale: Scale) -> list[Row]:
     """LGQ with nothing changed but the score. Norms of dead and of live codes, and the correlation of a
-    code's norm with its use, show whether codes win by size (tab:normbias).
+    code's norm with its use, show whether codes win by size (Table 10).
     """
     return [
         Row("l2", "-|z - e|² (LGQ)", scale.row(score="l2")),
@@ -84,7 +84,7 @@ def _logits(scale: Scale) -> list[Row]:
     ]
 
 
-@_table("geometry", "Geometry of the codebooks", paper="tab:geometry")
+@_table("geometry", "Geometry of the codebooks", paper="Table 4")
 def _geometry(scale: Scale) -> list[Row]:
     """Entropy, concentration, co-occurrence and mutual information of the comparison's tokenizers. The
     estimate of mutual information saturates near the log of the number of images: read it as a ranking.
@@ -92,7 +92,7 @@ def _geometry(scale: Scale) -> list[Row]:
     return [_row(name, scale.row(name)) for name in _GEOMETRY]
 
 
-@_table("generation", "Generation on frozen tokenizers", paper="tab:maskgit_gen")
+@_table("generation", "Generation on frozen tokenizers", paper="Table 5")
 def _generation(scale: Scale) -> list[Row]:
     """One generator per tokenizer of the comparison, with the same settings, at its best validation
     likelihood. Deviations within a record are over sampling seeds, those between records over training
@@ -101,7 +101,7 @@ def _generation(scale: Scale) -> list[Row]:
     return [_row(name, scale.generated(name)) for name in _GEOMETRY]
 
 
-@_table("regularizers", "Weights of the regularizers", paper="tab:abl_reg")
+@_table("regularizers", "Weights of the regularizers", paper="Table 6")
 def _regularizers(scale: Scale) -> list[Row]:
     """LGQ with other weights of its peakedness and diversity terms. The paper takes a reduced budget for this
     table.
@@ -116,7 +116,7 @@ def _regularizers(scale: Scale) -> list[Row]:
     ]
 
 
-@_table("temperature", "Temperature schedules", paper="tab:abl_tau")
+@_table("temperature", "Temperature schedules", paper="Table 7")
 def _temperature(scale: Scale) -> list[Row]:
     """LGQ with other temperatures at the start and at the end, and other shapes between them. The paper takes
     a reduced budget for this table.
@@ -131,7 +131,7 @@ def _temperature(scale: Scale) -> list[Row]:
     ]
 
 
-@_table("cost", "Time and memory of the quantizers", paper="tab:quantizer_cost")
+@_table("cost", "Time and memory of the quantizers", paper="Table 8")
 def _cost(scale: Scale) -> list[Row]:
     """Forward and backward pass of the quantizer alone, on this machine, beside the plain formula that keeps
     its matrices. Ratios can be compared with the paper's, times cannot.
@@ -145,7 +145,7 @@ def _cost(scale: Scale) -> list[Row]:
     ]
 
 
-@_table("scaling", "LGQ against IBQ over codebook sizes", paper="tab:ibq-kscale")
+@_table("scaling", "LGQ against IBQ over codebook sizes", paper="Table 11")
 def _scaling(scale: Scale) -> list[Row]:
     """Runs of the sweep. Both have the same number of steps and are validated at the same steps, at which the
     paper reads its values.

@@ -80,17 +80,17 @@ def inpaint(
     """
     if out is not None:
         if Path(out).suffix.lower() != ".png" or Path(out).is_dir():
-            raise LGQError(f"--out must end in .png, and be no directory, got {out}.")
+            raise LGQError(f"`out` must end in .png, and be no directory, got {out}.")
         require_writable(Path(out).parent)
     if (mask is None) == (box is None):
-        raise LGQError("give what to redraw as either --mask FILE or --box LEFT TOP RIGHT BOTTOM.")
+        raise LGQError("give what to redraw as either `mask`, a file, or `box`, LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
     generator = generator_on_device(generator, weights, device)
     side, factor = generator.image_size, generator.tokenizer.factor
     if label is None and len(generator.classes) > 1:
         known = len(generator.classes)
         raise LGQError(
-            f"the generator knows {known:,} classes: give --label, a name or a number to {known - 1}."
+            f"the generator knows {known:,} classes: give `label`, a name or a number to {known - 1}."
         )
     (number,) = generator.class_numbers([0 if label is None else label])
     pixels = image

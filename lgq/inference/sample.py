@@ -6,7 +6,7 @@
 The images of a call are cut into batches in their order, and each batch has a seed of its own
 (`lgq.random.batch_seed`). So the images depend on generator, classes, sampling, seed and batch size alone:
 any number of processes draws the same files, and any number continues an interrupted call. An evaluation
-draws by the same rule: with its seed, `images=N` gives the images that it measured.
+draws by the same rule: with its seed, `samples=N` gives the images that it measured.
 """
 
 import os
@@ -65,7 +65,7 @@ def sample(
     *,
     classes: Sequence[int | str] = (),
     count: int | None = None,
-    images: int | None = None,
+    samples: int | None = None,
     sampling: Sampling = _DEFAULT,
     seed: int = 0,
     batch_size: int = SAMPLING_BATCH,
@@ -78,29 +78,29 @@ def sample(
     out: a name that ends in .png is one picture, with a band per class. A name without ending is a
         directory of files such as class-0007-00000.png, which processes share; the same call continues
         an interrupted one, with any number of processes.
-    classes: names or numbers of classes; none takes up to 8 that spread over all classes, or with `images`
+    classes: names or numbers of classes; none takes up to 8 that spread over all classes, or with `samples`
         all of them.
     count: images per class, 8 by default.
-    images: instead of `count`, images in all: image i has class i modulo the number of classes.
+    samples: instead of `count`, images in all: image i has class i modulo the number of classes.
     """
     out = Path(out)
     is_picture = _is_picture(out)
-    if count is not None and images is not None:
-        raise LGQError("give either --count, images per class, or --images, images in all.")
-    given = {"count": count, "images": images, "batch_size": batch_size}
+    if count is not None and samples is not None:
+        raise LGQError("give either `count`, images per class, or `samples`, images in all.")
+    given = {"count": count, "samples": samples, "batch_size": batch_size}
     require_at_least(1, **{name: number for name, number in given.items() if number is not None})
     name = type(generator).__name__ if isinstance(generator, MaskGIT) else Path(generator).resolve().name
     generator = generator_on_device(generator, weights, device)
     numbers = generator.class_numbers(classes)
     if len(set(numbers)) < len(numbers):
         given_classes = " ".join(map(str, classes))
-        raise LGQError(f"--classes names each class once, got {given_classes}: --count is for more images.")
+        raise LGQError(f"`classes` names each class once, got {given_classes}: `count` is for more images.")
     known = len(generator.classes)
-    chosen = numbers or evenly_spread(known, known if images else min(_CLASSES_SHOWN, known))
-    if images is None:
+    chosen = numbers or evenly_spread(known, known if samples else min(_CLASSES_SHOWN, known))
+    if samples is None:
         labels = [number for number in chosen for _ in range(count or _COUNT)]
     else:
-        labels = [chosen[i % len(chosen)] for i in range(images)]
+        labels = [chosen[i % len(chosen)] for i in range(samples)]
     settings: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
     draw = partial(draw_images, generator, labels, sampling, **settings, on_progress=on_progress)
     if not is_picture:
@@ -144,7 +144,7 @@ def _is_picture(out: Path) -> bool:
     picture = out.suffix.lower() == ".png" and not out.is_dir()
     if not picture and out.suffix:
         rule = "end in .png, and be no directory, or have no ending, for a directory"
-        raise LGQError(f"--out must {rule}, got {out}.")
+        raise LGQError(f"`out` must {rule}, got {out}.")
     require_writable(out.parent if picture else out)
     return picture
 

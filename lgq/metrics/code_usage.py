@@ -1,6 +1,7 @@
 """Code usage: counts of codes over a data set, and the metrics that follow from them.   k = codes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from lgq.checks import require_indices
 from lgq.distributed import sum_over_ranks
 from lgq.ops.numerics import entropy
 from lgq.quantizers import Quantizer
+
+_PAPER, _BAR, _UNIFORM = torch.tensor([[255, 255, 255], [0, 114, 178], [213, 94, 0]]) / 127.5 - 1
 
 
 @dataclass
@@ -75,6 +78,10 @@ class CodeUsage:
         """Share of the tokens that the most frequent 1% of the codes take (rounded up, at least one code)."""
         return float(self.frequencies.topk(-(-len(self.counts) // 100)).values.sum())
 
+    def by_stage(self, stages: int) -> "list[CodeUsage]":
+        """Return the usage of each stage of a residual quantizer, whose codes follow each other."""
+        return [CodeUsage(counts) for counts in self.counts.view(stages, -1)]
+
     def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
         """Return the smallest and largest norm of dead and of live codes, and `norm_correlation`.
 
@@ -101,6 +108,38 @@ class CodeUsage:
             "top_percent_mass": self.top_percent_mass,
             "dead_codes": float(len(self.dead_codes)),
         }
+
+
+def batch_utilization(
+    indices: Integer[Tensor, "*tokens"], codebook_size: int, stages: int = 1
+) -> Float[Tensor, " stages"]:
+    """Return the share of the codes within reach, at most one per token, that a batch uses in each stage.
+
+    Stays on the device of the indices, without a wait for it.
+    """
+    by_stage = indices.reshape(-1, stages).T
+    used = torch.zeros(stages, codebook_size, device=indices.device).scatter_(1, by_stage, 1.0).sum(1)
+    return used / min(codebook_size, by_stage.shape[1])
+
+
+def usage_bars(
+    usages: Sequence[CodeUsage], *, width: int = 256, height: int = 96
+) -> Float[Tensor, "3 rows width"]:
+    """Draw the frequencies of codes as bars, the most frequent first: an image in [-1, 1], a row per usage.
+
+    A bar reaches the top at the largest frequency; the line is that of a uniform distribution.
+    """
+    rows = []
+    for usage in usages:
+        ordered = usage.frequencies.sort(descending=True).values
+        columns = torch.arange(width) * len(ordered) // width
+        top = ordered[0].clamp_min(1e-12)
+        level = 1 - (torch.arange(height) + 0.5)[:, None] / height
+        row = torch.where(ordered[columns] / top > level, _BAR[:, None, None], _PAPER[:, None, None])
+        line = int((1 - 1 / len(ordered) / top).clamp(0, 1) * (height - 1))
+        row[:, line] = _UNIFORM[:, None]
+        rows.append(row)
+    return torch.cat(rows, dim=1)
 
 
 @torch.no_grad()

@@ -208,20 +208,24 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
     # Imported here: matplotlib takes a second to load.
     from lgq.plots.codebooks import norm_scatter, overlay
     from lgq.plots.curves import usage_histogram
+    from lgq.plots.palette import colour_of
     from lgq.plots.pictures import atlas_sheet
 
     caption, counts = QUANTIZERS[study.quantizer].label, study.usage.counts
+    colour = colour_of(study.quantizer)
     if study.stages > 1:
         caption = f"{caption}, stage {study.stage + 1} of {study.stages}"
     by_frequency = counts.argsort(descending=True, stable=True)[:_ATLAS_CODES].tolist()
     patches = {code: study.atlas.patches_of(code) for code in by_frequency if counts[code]}
     pictures = {
-        "usage": usage_histogram(counts, caption=caption),
+        "usage": usage_histogram(counts, caption=caption, colour=colour),
         "atlas": atlas_sheet(patches, counts, caption=caption),
     }
     if study.codebook is not None:
         correlation = study.metrics.get("norm_correlation")
-        pictures["norms"] = norm_scatter(study.codebook, counts, caption=caption, correlation=correlation)
+        pictures["norms"] = norm_scatter(
+            study.codebook, counts, caption=caption, correlation=correlation, colour=colour
+        )
     if study.codebook is not None and study.latents is not None:
         pictures["overlay"] = overlay(study.latents, study.codebook, counts, caption=caption, method=method)
     return pictures
@@ -229,7 +233,7 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
 
 def _quantizer_of(tokenizer: Tokenizer, stage: int) -> Quantizer:
     if stage not in range(tokenizer.stages):
-        raise LGQError(f"stage must lie in 0..{tokenizer.stages - 1}, the tokenizer's stages, got {stage}.")
+        raise LGQError(f"`stage` must lie in 0..{tokenizer.stages - 1}, the tokenizer's stages, got {stage}.")
     quantizer = tokenizer.quantizer
     chosen: Any = quantizer.stages[stage] if isinstance(quantizer, Residual) else quantizer
     return chosen

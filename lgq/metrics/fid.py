@@ -22,8 +22,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from lgq.checks import require_at_least
-from lgq.distributed import sum_over_ranks
-from lgq.errors import LGQError
+from lgq.distributed import rank, sum_over_ranks
+from lgq.errors import LGQError, LGQWarning
 from lgq.files import make_directory, replace_file
 
 Vector = Float[Tensor, " d"] | Float[np.ndarray, " d"]
@@ -48,6 +48,24 @@ def frechet_distance(mean: Vector, covariance: Matrix, mean_ref: Vector, covaria
         )
     spread = s.trace() + s_ref.trace() - 2 * _trace_of_sqrt(s, s_ref)
     return max(0.0, float((m - m_ref).square().sum() + spread))
+
+
+def few_images(metric: str, images: int, features: int) -> str | None:
+    """Say why the FID of so few images is no measure; None if there are as many images as features."""
+    if images >= features:
+        return None
+    return (
+        f"{metric} of {images:,} images is biased upwards: fewer images than the {features:,} features of "
+        "Inception leave the covariance singular"
+    )
+
+
+def warn_of_few_images(metric: str, images: int, features: int) -> None:
+    """Warn on the first process if an FID has fewer images than features."""
+    problem = few_images(metric, images, features)
+    if problem is not None and rank() == 0:
+        way_out = f"compare models by KID, or take {features:,} images or more"
+        warnings.warn(f"{problem}; {way_out}.", LGQWarning, stacklevel=3)
 
 
 def _trace_of_sqrt(a: Float64[Tensor, "d d"], b: Float64[Tensor, "d d"]) -> Float64[Tensor, ""]:

@@ -25,6 +25,7 @@ from lgq.checks import require_at_least
 from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
 from lgq.errors import LGQError
 from lgq.metrics.features import SAMPLE, FeatureSet
+from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.inception_score import InceptionScore
 from lgq.metrics.metric_networks import CLASSIFIER_METRICS, GENERATION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.quality import Images
@@ -101,6 +102,8 @@ def evaluate_generation(
             on_progress(turn * samples + done, len(seeds) * samples)
         results.append(accumulator.metrics(reference))
         pictures = pictures if turn else accumulator.pictures()
+    compared = samples if reference.gaussian.count is None else min(samples, reference.gaussian.count)
+    warn_of_few_images("gFID", compared, FEATURES)
     values = {name: [result[name] for result in results] for name in results[0]}
     score_conventions = None
     if networks.classifier is not None and "inception_score" in values:
@@ -122,9 +125,9 @@ def evaluate_generation(
 def require_sample_plan(samples: int, seeds: Sequence[int], batch_size: int) -> None:
     """Check numbers that `evaluate_generation` needs, for callers with long work before it."""
     require_at_least(1, batch_size=batch_size)
-    require_at_least(2, images=samples)
+    require_at_least(2, samples=samples)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise LGQError(f"sampling seeds must be one or more different numbers, got {list(seeds)}.")
+        raise LGQError(f"`sampling_seeds` must be one or more different numbers, got {list(seeds)}.")
 
 
 @dataclass

@@ -23,6 +23,7 @@ from lgq.data.loader import loaded_onto
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.features import SAMPLE, FeatureSet
+from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.reconstruction import ReconstructionQuality
 from lgq.metrics.reference import CachedFeatures
@@ -222,6 +223,8 @@ def evaluate_reconstructions(
     if cached and use_cache and quality.reference and not quality.reference_is_given and rank() == 0:
         cached.save(quality.reference)
     metrics, images_read = quality.metrics(), quality.pixels.count
+    if "rfid" in metrics:
+        warn_of_few_images("rFID", images_read, FEATURES)
     too_few = f"{images_read} images are too few: take 4 or more."
     missing = [name for name in RECONSTRUCTION_FEATURE_METRICS if cached and name not in metrics]
     return ReconstructionEvaluation(

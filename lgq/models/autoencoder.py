@@ -50,12 +50,13 @@ class Backbone:
     def __post_init__(self) -> None:
         require_at_least(1, blocks=self.blocks)
         require_at_most(_MAX_BLOCKS, blocks=self.blocks)
-        require_at_most(_MAX_LEVELS, number_of_widths=len(self.widths))
-        _require_divides("groups", self.groups, "widths", self.widths)
-        _require_divides("latent_groups", self.latent_groups, "latent_channels", (self.latent_channels,))
+        if len(self.widths) > _MAX_LEVELS:
+            raise LGQError(f"`widths` must be at most {_MAX_LEVELS} numbers, got {len(self.widths)}.")
+        _require_divides("`groups`", self.groups, "`widths`", self.widths)
+        _require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
         if self.attention_heads != 0:
-            name = "attention_heads (0 for none)"
-            _require_divides(name, self.attention_heads, "the last of widths", self.widths[-1:])
+            name = "`attention_heads` (0 for none)"
+            _require_divides(name, self.attention_heads, "the last of `widths`", self.widths[-1:])
 
     @property
     def factor(self) -> int:

@@ -10,7 +10,7 @@ on Halton's sequence. A kept token does not change any more.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,9 @@ _ROUNDING = 1e-9
 class Sampling:
     """Settings of sampling; the defaults are the paper's."""
 
+    prefixed: ClassVar[tuple[str, ...]] = ("steps", "schedule")
+    """Settings that a run has too: there, their options are --sampling.steps and --sampling.schedule."""
+
     steps: int = 11
     """Number of forward passes; fewer where fewer tokens are masked."""
     schedule: MaskSchedule = "cosine"
@@ -63,8 +66,8 @@ class Sampling:
     top_k: int | None = None
     """Number of likeliest codes to draw from; None for all."""
     top_p: float | None = None
-    """Probability of the smallest set of likeliest codes to draw from, after temperature and top_k; None for
-    all codes."""
+    """Probability of the smallest set of likeliest codes to draw from, after `temperature` and `top_k`; None
+    for all codes."""
 
     def __post_init__(self) -> None:
         require_whole(steps=self.steps)
@@ -73,12 +76,12 @@ class Sampling:
         require_one_of(get_args(Order), order=self.order)
         for name in ("temperature", "choice_temperature", "guidance"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise LGQError(f"{name} must be finite and at least 0, got {getattr(self, name)}.")
+                raise LGQError(f"`{name}` must be finite and at least 0, got {getattr(self, name)}.")
         if self.top_k is not None:
             require_whole(top_k=self.top_k)
             require_at_least(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise LGQError(f"top_p must be above 0 and at most 1, got {self.top_p}: None keeps all codes.")
+            raise LGQError(f"`top_p` must be above 0 and at most 1, got {self.top_p}: None keeps all codes.")
 
     def guidance_at(self, step: int, steps: int) -> float:
         """Return the guidance at a step, counted from 0, of `steps` in all."""

@@ -41,9 +41,9 @@ class TransformerSettings:
         require_at_least(1, layers=self.layers, width=self.width, heads=self.heads, hidden=self.hidden)
         require_at_most(_MAX_LAYERS, layers=self.layers)
         if not 0 <= self.dropout < 1:
-            raise LGQError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
+            raise LGQError(f"`dropout` must be at least 0 and below 1, got {self.dropout}.")
         if self.width % self.heads:
-            raise LGQError(f"heads must divide width, got {self.heads} heads and width {self.width}.")
+            raise LGQError(f"`heads` must divide `width`, got {self.heads} heads and width {self.width}.")
 
 
 _PAPER = TransformerSettings()

@@ -61,9 +61,9 @@ def soft_assignment(
     check_score_inputs(z, codes, score)
     if codebook_gradient not in get_args(CodebookGradient):
         rule = " or ".join(map(repr, get_args(CodebookGradient)))
-        raise LGQError(f"codebook_gradient must be {rule}, got {codebook_gradient!r}.")
+        raise LGQError(f"`codebook_gradient` must be {rule}, got {codebook_gradient!r}.")
     if tile is not None and tile < 1:
-        raise LGQError(f"tile must be at least 1 vector, got {tile}.")
+        raise LGQError(f"`tile` must be at least 1 vector, got {tile}.")
     settings = (score, codebook_gradient, tile or tile_rows(z, codes))
     return SoftAssignment(*_soft_assignment(z, codes, _temperature(tau, z, codes), *settings)[:5])
 
@@ -72,10 +72,10 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     if isinstance(tau, Tensor):
         if tau.ndim or tau.requires_grad:
             rule = "a single number without a gradient (pass tau.detach(), and anneal it instead)"
-            raise LGQError(f"tau must be {rule}, got shape {tuple(tau.shape)}.")
+            raise LGQError(f"`tau` must be {rule}, got shape {tuple(tau.shape)}.")
         return tau
     if not 0 < tau < float("inf"):
-        raise LGQError(f"tau must be positive and finite, got {tau}; `nearest_codes` is the limit of 0.")
+        raise LGQError(f"`tau` must be positive and finite, got {tau}; `nearest_codes` is the limit of 0.")
     return torch.full((), tau, dtype=score_dtype(z, codes), device=z.device)
 
 

@@ -128,7 +128,7 @@ def _width(k: int) -> int:
 def check_score_inputs(z: Tensor, codes: Tensor, score: str) -> None:
     """Raise an error for an unknown score, or for shapes that do not fit."""
     if score not in get_args(Score):
-        raise LGQError(f"score must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
+        raise LGQError(f"`score` must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
     if z.ndim != 2 or codes.ndim != 2 or z.shape[1] != codes.shape[1]:
         shapes = f"{tuple(z.shape)} and {tuple(codes.shape)}"
         raise LGQError(f"vectors (n, c) and codes (k, c) must have equal channels, got {shapes}.")

@@ -16,10 +16,8 @@ from torch import Tensor
 
 PAPER, INK, FAINT, ALARM = "#ffffff", "#222222", "#777777", "#d55e00"
 """Colours of the background, of text, of remarks and of warnings."""
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-"""Colours of Okabe and Ito (2008), which colour-blind readers can tell apart."""
-QUALITATIVE = (BLUE, ORANGE, GREEN, PURPLE, "#e69f00", "#56b4e9", "#222222", "#999999")
-"""Colours of lines in one plot: the same palette, with black and a grey."""
+BLUE, ORANGE = "#0072b2", "#d55e00"
+"""Colours of Okabe and Ito (2008), which colour-blind readers can tell apart: of data, and of references."""
 SHADE, _GRID = "#dcdcdc", "#ededed"
 """Colours of unused codes, and of grid lines."""
 

@@ -125,16 +125,18 @@ def norm_scatter(
     *,
     caption: str,
     correlation: float | None = None,
+    colour: str = BLUE,
 ) -> bytes:
     """Draw the norm of each code against its count: do long codes win, and are the dead ones short?
 
     correlation: correlation of norm and use, to be written in the title.
+    colour: that of the quantizer (`lgq.plots.palette`).
     """
     codebook, counts = codebook.detach().cpu(), counts.cpu()
     norms, dead = torch.linalg.vector_norm(codebook.cpu().double(), dim=1), counts == 0
     figure, (panel,) = panel_figure(1, (7.6, 4.4))
     size, live = _marker_size(len(counts)), f"{int((~dead).sum()):,} live codes"
-    panel.scatter(norms[~dead], counts[~dead], s=size, color=BLUE, alpha=0.6, linewidths=0, label=live)
+    panel.scatter(norms[~dead], counts[~dead], s=size, color=colour, alpha=0.6, linewidths=0, label=live)
     _draw_dead(panel, norms[dead], counts[dead], size)
     # Logarithmic above 1, with room for dead codes at 0.
     panel.set_yscale("symlog", linthresh=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.errors import LGQError
-from lgq.plots.canvas import BLUE, GREEN, ORANGE, PURPLE, SHADE, figure_png, panel_figure
+from lgq.plots.canvas import BLUE, ORANGE, SHADE, figure_png, panel_figure
 
 Record = dict[str, Any]
 """A line of metrics.jsonl: step, split, values."""
@@ -22,21 +22,23 @@ class Curve(NamedTuple):
     split: Literal["train", "validation"]
     value: str
     """Name of the value in the records."""
-    colour: str
     share: bool = False
     """Whether the value is a share from 0 to 1, shown in per cent."""
 
 
 CURVES = (
-    Curve("Training loss", "train", "loss", BLUE),
-    Curve("Held-out PSNR (dB)", "validation", "psnr", ORANGE),
-    Curve("Codes used on held-out images", "validation", "utilization", GREEN, share=True),
-    Curve("Temperature of the assignment, tau", "train", "tau", PURPLE),
+    Curve("Training loss", "train", "loss"),
+    Curve("Held-out PSNR (dB)", "validation", "psnr"),
+    Curve("Codes used on held-out images", "validation", "utilization", share=True),
+    Curve("Temperature of the assignment, tau", "train", "tau"),
 )
 
 
-def training_curves(records: Sequence[Record]) -> bytes:
-    """Draw one panel per curve; curves without values in the records are left out."""
+def training_curves(records: Sequence[Record], *, colour: str = BLUE) -> bytes:
+    """Draw one panel per curve; curves without values in the records are left out.
+
+    colour: that of the quantizer (`lgq.plots.palette`).
+    """
     points = {curve: _points(records, curve) for curve in CURVES}
     shown = [curve for curve in CURVES if points[curve]]
     if not shown:
@@ -46,9 +48,9 @@ def training_curves(records: Sequence[Record]) -> bytes:
     for curve, panel in zip(shown, panels, strict=True):
         steps, values = zip(*points[curve], strict=True)
         marker = "o" if curve.split == "validation" else None
-        panel.plot(steps, values, color=curve.colour, linewidth=2, marker=marker, markersize=5)
+        panel.plot(steps, values, color=colour, linewidth=2, marker=marker, markersize=5)
         last = f"{values[-1]:.1%}" if curve.share else f"{values[-1]:.3g}"
-        style: dict[str, Any] = {"va": "center", "color": curve.colour, "fontweight": "bold"}
+        style: dict[str, Any] = {"va": "center", "color": colour, "fontweight": "bold"}
         panel.annotate(last, (steps[-1], values[-1]), (6, 0), textcoords="offset points", **style)
         panel.set_title(curve.title, loc="left")
         panel.set_xlabel("step")
@@ -59,8 +61,11 @@ def training_curves(records: Sequence[Record]) -> bytes:
     return figure_png(figure)
 
 
-def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "") -> bytes:
-    """Draw the frequency of each code, the most frequent first, beside a uniform distribution."""
+def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "", colour: str = BLUE) -> bytes:
+    """Draw the frequency of each code, the most frequent first, beside a uniform distribution.
+
+    colour: that of the quantizer (`lgq.plots.palette`).
+    """
     require_at_least(1, codes=len(counts), tokens=int(counts.sum()))
     ordered = counts.detach().cpu().sort(descending=True).values
     codes, used = len(ordered), int((ordered > 0).sum())

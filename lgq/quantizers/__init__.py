@@ -1,6 +1,9 @@
 """Quantizers with one contract, and the registry of their names."""
 
+import difflib
 import inspect
+import logging
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from lgq.checks import require_known
@@ -10,29 +13,59 @@ from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
+from lgq.quantizers.plugins import import_plugin, load_installed
 from lgq.quantizers.residual import Residual
 from lgq.quantizers.simvq import SimVQ
 from lgq.quantizers.vq import VQ, RotVQ
 
 __all__ = [
     "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ",
-    "build_quantizer", "register",
+    "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
 
-QUANTIZERS: dict[str, type[Quantizer]] = {
-    "lgq": LGQ,
-    "ibq": IBQ,
-    "vq": VQ,
-    "rotvq": RotVQ,
-    "fsq": FSQ,
-    "lfq": LFQ,
-    "simvq": SimVQ,
-}
+_log = logging.getLogger(__name__)
+
+
+class Registry(MutableMapping[str, type[Quantizer]]):
+    """Quantizer classes by name; those of installed packages are loaded when it is first read."""
+
+    def __init__(self, **classes: type[Quantizer]):
+        self._classes = classes
+        self._has_installed = False
+        self.failures: dict[str, str] = {}
+        """Why quantizers of installed packages could not be loaded, by name."""
+
+    def _all(self) -> dict[str, type[Quantizer]]:
+        if not self._has_installed:
+            self._has_installed = True  # first, as plugins read the registry too
+            self.failures = load_installed(register)
+            for reason in self.failures.values():
+                _log.warning("left out: %s", reason)
+        return self._classes
+
+    def __getitem__(self, name: str) -> type[Quantizer]:
+        return self._all()[name]
+
+    def __setitem__(self, name: str, quantizer: type[Quantizer]) -> None:
+        self._classes[name] = quantizer
+
+    def __delitem__(self, name: str) -> None:
+        del self._classes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+QUANTIZERS = Registry(lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ)
 """Quantizer classes by name: the only list, for runs, experiments and benchmarks alike."""
 
 
 def register(name: str, quantizer: type[Quantizer]) -> None:
     """Add a quantizer class to `QUANTIZERS`: with the name `mine`, `pocket-mine` is a run."""
+    _require_plain_constructor(name, quantizer)
     if not getattr(quantizer, "label", ""):
         raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
     if QUANTIZERS.get(name, quantizer) is not quantizer:
@@ -40,9 +73,48 @@ def register(name: str, quantizer: type[Quantizer]) -> None:
     QUANTIZERS[name] = quantizer
 
 
+def _require_plain_constructor(name: str, quantizer: type[Quantizer]) -> None:
+    """Refuse a constructor whose options cannot be fields of config.json."""
+    parameters = inspect.signature(quantizer).parameters
+    for needed in ("dim", "codebook_size", "channel_dim", "seed"):
+        if needed not in parameters:
+            raise LGQError(
+                f"quantizer {name!r} must take `{needed}`: add it to {quantizer.__name__}.__init__."
+            )
+    for option, parameter in parameters.items():
+        if option in ("dim", "codebook_size"):
+            continue
+        if (
+            parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            or parameter.default is parameter.empty
+        ):
+            rule = "must name each option with its default, which config.json holds"
+            raise LGQError(f"quantizer {name!r} {rule}: change {option} in {quantizer.__name__}.__init__.")
+
+
+def foreign_quantizers() -> dict[str, str]:
+    """Return the modules of registered quantizers that are no part of this package, by name."""
+    modules = {name: quantizer.__module__ for name, quantizer in QUANTIZERS.items()}
+    return {name: module for name, module in modules.items() if module.partition(".")[0] != "lgq"}
+
+
+def require_quantizer(name: str) -> None:
+    """Refuse a name that is not registered; the error says how to register one."""
+    if name in QUANTIZERS:
+        return
+    if name in QUANTIZERS.failures:
+        raise LGQError(f"{QUANTIZERS.failures[name]}.")
+    close = difflib.get_close_matches(name, QUANTIZERS, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? If it is your own, " if close else ""
+    raise LGQError(
+        f"unknown quantizer {name!r}: {hint}import the module that registers it, or pass --plugin MODULE. "
+        f"Registered are {', '.join(QUANTIZERS)}."
+    )
+
+
 def build_quantizer(name: str, dim: int, codebook_size: int, **options: Any) -> Quantizer:
     """Build the quantizer of that name; options are its constructor's keyword arguments."""
-    require_known("quantizer", name, QUANTIZERS)
+    require_quantizer(name)
     known = [p for p in inspect.signature(QUANTIZERS[name]).parameters if p not in ("dim", "codebook_size")]
     for option in options:
         require_known(f"{name} option", option, known)

@@ -22,7 +22,7 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
     bits = codebook_size.bit_length() - 1
     if codebook_size < 2 or codebook_size != 2**bits:
         raise LGQError(
-            f"FSQ has default levels for powers of two from 2 on, got codebook_size={codebook_size}: "
+            f"FSQ has default levels for powers of two from 2 on, got `codebook_size` {codebook_size}: "
             f"set the levels, such as levels=(8, 5, 5, 5) for 1,000."
         )
     if bits <= 2:

@@ -43,7 +43,7 @@ class LFQ(Quantizer):
         bits = codebook_size.bit_length() - 1
         if codebook_size < 2 or codebook_size != 2**bits:
             raise LGQError(
-                f"LFQ codes are bit strings, so codebook_size must be a power of two from 2 on, "
+                f"LFQ codes are bit strings, so `codebook_size` must be a power of two from 2 on, "
                 f"got {codebook_size}: try {2 ** max(1, bits)}."
             )
         require_at_least(0, entropy_weight=entropy_weight, commitment_weight=commitment_weight)

@@ -5,14 +5,26 @@ from typing import NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from lgq.reporting.paper_tables import COLUMNS, Column
-from lgq.reporting.result_set import ResultSet, Sample, curve_of
+from lgq.plots.palette import Style, line_styles
+from lgq.reporting.paper_tables import COLUMNS, Column, describe_basis, describe_seeds
+from lgq.reporting.result_set import ResultSet, RunRecord, Sample, curve_of
 
-WIDTH, HEIGHT = 480, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 38
+WIDTH, HEIGHT = 480, 320
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 46
 Points = dict[int, Sample]
 """A metric over seeds, by step."""
 
+MARKERS = {
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",
+    "s": "M-3.6-3.6H3.6V3.6H-3.6Z",
+    "^": "M0-4.6L4.6 3.6H-4.6Z",
+    "v": "M0 4.6L4.6-3.6H-4.6Z",
+    "D": "M0-4.8L4.8 0L0 4.8L-4.8 0Z",
+    "P": "M-1.6-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
+    "X": "M-4.4-2.2L-2.2-4.4L0-2.2L2.2-4.4L4.4-2.2L2.2 0L4.4 2.2L2.2 4.4L0 2.2L-2.2 4.4L-4.4 2.2L-2.2 0Z",
+    "*": "M0-5.4L1.4-1.9L5.1-1.7L2.3.7L3.2 4.4L0 2.4L-3.2 4.4L-2.3.7L-5.1-1.7L-1.4-1.9Z",
+}
+"""Outlines of the markers of `lgq.plots.palette`, as SVG paths around 0 0."""
 _NORMS = ("norm_correlation", "dead_norm_max", "live_norm_min")
 
 
@@ -25,6 +37,7 @@ class Line(NamedTuple):
     """Outline of the band, one sample standard deviation to either side; empty with one seed."""
     last: str
     """The last value, as text."""
+    style: Style
 
 
 class Chart(NamedTuple):
@@ -35,41 +48,68 @@ class Chart(NamedTuple):
     x_ticks: dict[str, float]
     """Positions by label."""
     y_ticks: dict[str, float]
+    about: str
+    """The metric in words."""
+    basis: str
+    """On how many seeds and images the lines stand."""
+
+
+class RowCurve(NamedTuple):
+    """A metric of a row over training steps."""
+
+    runs: list[RunRecord]
+    points: Points
 
 
 def charts_of(results: ResultSet, experiment: str) -> dict[str, list[Chart]]:
     """Charts by group of rows: PSNR, rFID (or l1 without it), utilization, and norms for `logits`."""
     charts: dict[str, list[Chart]] = {}
     for group in dict.fromkeys(row.group for row in results.plans[experiment].rows):
+        styles = row_styles(results, experiment, group)
         loss = "rfid" if over_steps(results, experiment, group, "rfid") else "l1"
         for metric in ("psnr", loss, "utilization", *(_NORMS if experiment == "logits" else ())):
             if lines := over_steps(results, experiment, group, metric):
-                charts.setdefault(group, []).append(_chart(COLUMNS[metric], lines))
+                charts.setdefault(group, []).append(_chart(COLUMNS[metric], lines, styles))
     return charts
 
 
-def over_steps(results: ResultSet, experiment: str, group: str, metric: str) -> dict[str, Points]:
+def over_steps(results: ResultSet, experiment: str, group: str, metric: str) -> dict[str, RowCurve]:
     """The metric of each row, by label, at the steps that its finished runs share."""
     rows = [(row.label, runs) for row, runs in results.rows(experiment) if row.group == group]
-    return {label: points for label, runs in rows if (points := curve_of(runs, metric))}
+    return {label: RowCurve(runs, points) for label, runs in rows if (points := curve_of(runs, metric))}
 
 
-def _chart(column: Column, lines: dict[str, Points]) -> Chart:
-    bands = {name: {step: band_of(points[step], column) for step in points} for name, points in lines.items()}
+def row_styles(results: ResultSet, experiment: str, group: str) -> dict[str, Style]:
+    """The style of each row, by label; a quantizer has the same one in all charts of the results."""
+    rows = {row.label: runs for row, runs in results.rows(experiment) if runs and row.group == group}
+    names = [str(runs[0].setting("quantizer") or label) for label, runs in rows.items()]
+    return dict(zip(rows, line_styles(names, results.quantizers), strict=True))
+
+
+def _chart(column: Column, curves: dict[str, RowCurve], styles: dict[str, Style]) -> Chart:
+    bands = {
+        name: {step: band_of(sample, column) for step, sample in curve.points.items()}
+        for name, curve in curves.items()
+    }
     values = [value for band in bands.values() for values in band.values() for value in values]
     low, high = (0.0, 100.0) if column.metric == "utilization" else (min(values), max(values))
-    last_step = max(step for points in lines.values() for step in points)
+    last_step = max(step for curve in curves.values() for step in curve.points)
     x = _axis(0, last_step, LEFT, WIDTH - RIGHT)
     y = _axis(low, high, HEIGHT - BOTTOM, TOP)
     drawn = []
-    for name, points in lines.items():
+    for name, curve in curves.items():
         lower, means, upper = ([(x(s), y(v[i])) for s, v in bands[name].items()] for i in range(3))
-        has_band = any(sample.std for sample in points.values())
-        last = column.write_sample(points[max(points)])
-        drawn.append(Line(name, means, upper + lower[::-1] if has_band else [], last))
+        has_band = any(sample.std for sample in curve.points.values())
+        last = column.write_sample(curve.points[max(curve.points)])
+        drawn.append(Line(name, means, upper + lower[::-1] if has_band else [], last, styles[name]))
     x_ticks = {f"{value:,g}": x(value) for value in round_values(0, last_step, 4)}
     y_ticks = {f"{value:,g}": y(value) for value in round_values(low, high, 6)}
-    return Chart(column.heading, drawn, x_ticks, y_ticks)
+    samples = [sample for curve in curves.values() for sample in curve.points.values()]
+    seeds = describe_seeds([len(sample.values) for sample in samples])
+    runs = [run for curve in curves.values() for run in curve.runs]
+    images = describe_basis(runs, "rfid validation" if column.metric == "rfid" else "validation")
+    basis = "; ".join(filter(None, (images, f"{seeds} per line")))
+    return Chart(column.heading, drawn, x_ticks, y_ticks, column.tooltip, basis)
 
 
 def band_of(sample: Sample, column: Column) -> tuple[float, float, float]:

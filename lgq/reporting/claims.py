@@ -196,10 +196,14 @@ class Between(Rule):
         sides = [("at least", self.least), ("at most", self.most)]
         unit = f" times {self.share_of.name}" if self.share_of else ""
         return " and ".join(
-            f"{side} {bound:g}{unit}" if unit else f"{side} {self.column.write(bound)}"
+            f"{side} {bound:g}{unit}" if unit else f"{side} {self._write(bound)}"
             for side, bound in sides
             if abs(bound) < float("inf")
         )
+
+    def _write(self, bound: float) -> str:
+        space = "" if self.column.unit == "%" else " "
+        return f"{self.column.write(bound)}{space}{self.column.unit}".rstrip()
 
     def compare(self, results: ResultSet) -> list[Finding]:
         rows = [row.at(size) for row in self.rows for size in self.sizes(results, [row])]
@@ -211,7 +215,7 @@ class Between(Rule):
         sample, unit = self.sample(results, self.column, row), Sample((1.0,))
         if sample is None:
             return self.missing(results, self.column, [row])
-        text = f"{self.column.title}: {_describe(row, sample, self.column)}, bound {self._bounds}"
+        text = f"{self.column.label}: {_describe(row, sample, self.column)}, bound {self._bounds}"
         if self.share_of:
             reference = self.sample(results, self.column, self.share_of)
             if reference is None:
@@ -284,7 +288,7 @@ class Ratio(Rule):
         listed = ", ".join(f"{rows[key].name} {self.column.write(mean)}" for key, mean in means.items())
         holds = self.least * growth <= ratio <= self.most * growth
         runs = tuple(run for sample in measured.values() for run in sample.runs)
-        text = f"{self.column.title}: {listed}; ratio {ratio:.2f}"
+        text = f"{self.column.label}: {listed}; ratio {ratio:.2f}"
         return [Finding(Outcome.REPRODUCED if holds else Outcome.CONTRADICTED, text, runs)]
 
 
@@ -365,7 +369,7 @@ class Fits(Rule):
         rows = [row.at(sizes[-1]) for row in (self.row, self.rival)]
         samples = [self.sample(results, self.column, row) for row in rows]
         words = ["did not fit" if sample is None else self.column.write(sample.mean) for sample in samples]
-        text = f"{self.column.title}: {rows[0].name} {words[0]}, {rows[1].name} {words[1]}"
+        text = f"{self.column.label}: {rows[0].name} {words[0]}, {rows[1].name} {words[1]}"
         holds = samples[0] is not None and samples[1] is None
         runs = tuple(run for sample in samples if sample for run in sample.runs)
         return [Finding(Outcome.REPRODUCED if holds else Outcome.CONTRADICTED, text, runs)]
@@ -383,13 +387,13 @@ class Claim:
 
     id: str
     source: str
-    """Part and label of the paper that makes the claim."""
+    """Part of the paper that makes the claim, and its table, figure or section."""
     text: str
     printed: str
     """The paper's own numbers."""
     rules: tuple[Rule, ...] = ()
     see: str = ""
-    """Pictures to look at, for a claim that no number decides."""
+    """Pictures to look at, for a claim that no number decides: the stem of their files."""
 
     @property
     def rule_text(self) -> str:
@@ -437,7 +441,7 @@ def decide_claims(results: ResultSet) -> list[Verdict]:
 def decide(claim: Claim, results: ResultSet) -> Verdict:
     findings = [finding for rule in claim.rules for finding in rule.decide(results)]
     if claim.see:
-        findings = [Finding(Outcome.BY_EYE, f"look at {claim.see}")]
+        findings = [Finding(Outcome.BY_EYE, "look at the pictures")]
     return Verdict(claim, overall(findings), tuple(findings))
 
 

@@ -12,15 +12,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import UInt8
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from PIL import Image
+from PIL import Image, ImageColor
 
 from lgq.data.images import decode
 from lgq.errors import LGQError
 from lgq.files import make_directory, replace_file
+from lgq.plots import palette
+from lgq.plots.canvas import BLUE
+from lgq.plots.palette import Style
 from lgq.reporting import charts
 from lgq.reporting.claims import count_outcomes, decide_claims
-from lgq.reporting.paper_tables import all_tables, runs_table
+from lgq.reporting.paper_tables import Column, Table, all_tables, describe_basis, runs_table, slug
 from lgq.reporting.result_set import ResultSet, RunRecord, read_result_set
 from lgq.training.journal import METRICS
 
@@ -32,11 +37,25 @@ _PLOT_COLOURS = 48
 _LOSSY_BYTES = 96_000
 """Size from which on photographs are compressed with loss."""
 _PLOTS = {
-    "usage": ("Use of codes", "Codes by frequency, against a uniform distribution."),
-    "norms": ("Norms of codes", "Norm and frequency of every code. Fixed grids have no learned norms."),
-    "overlay": ("Codes among latents", "Positions of codes among the latents that they stand for."),
+    "usage": (
+        "Use of codes",
+        "How often each code is used, the most frequent first. The dashed line is where all codes would be "
+        "if they were equally frequent; codes in the grey part are never used.",
+    ),
+    "norms": (
+        "Norms of codes",
+        "Norm of every learned code, and how many tokens it stands for. Fixed grids (FSQ, LFQ) have no "
+        "learned norms.",
+    ),
+    "overlay": (
+        "Codes among latents",
+        "Codes among the latents of the encoder that they stand for, projected to a plane: grey dots are "
+        "latents, darker codes have more tokens, crosses are codes that are never used.",
+    ),
 }
 """Title and description of each kind of plot, by the stem of its files."""
+_TINTED = ("usage", "norms")
+"""Plots in the colour of their quantizer."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,8 @@ class Picture(NamedTuple):
     uri: str
     width: int
     height: int
+    style: Style | None = None
+    """Style of its quantizer in the charts; None where it has none, as the originals."""
 
 
 class Album(NamedTuple):
@@ -78,18 +99,18 @@ class Album(NamedTuple):
 
 
 def report(
-    results: str | Path, out: str | Path = "report.html", *, keep: str | Path | None = None
+    results: str | Path, out: str | Path = "report.html", *, copy: str | Path | None = None
 ) -> ReportSummary:
     """Write the report of a results directory to the HTML file `out`.
 
-    keep: directory for a copy of the records, curves and pictures behind the page, without weights; None
+    copy: directory for a copy of the records, curves and pictures behind the page, without weights; None
         copies nothing.
     """
     page_file = Path(out)
     if page_file.is_dir():
         raise LGQError(f"{out} is a directory: give a file such as {page_file / 'report.html'}.")
-    if keep is not None and Path(keep).resolve() == Path(results).resolve():
-        raise LGQError(f"{keep} is the results directory itself: choose another directory to keep them in.")
+    if copy is not None and Path(copy).resolve() == Path(results).resolve():
+        raise LGQError(f"{copy} is the results directory itself: choose another directory for the copy.")
     result_set = read_result_set(results)
     page = report_page(result_set).encode("utf-8", "replace")
     make_directory(page_file.absolute().parent)
@@ -99,13 +120,13 @@ def report(
         bytes=len(page),
         outcomes={str(outcome): n for outcome, n in count_outcomes(decide_claims(result_set)).items()},
         damaged=result_set.damaged,
-        kept_bytes=None if keep is None else _keep(result_set, Path(keep)),
+        kept_bytes=None if copy is None else _keep(result_set, Path(copy)),
     )
 
 
 def report_page(results: ResultSet) -> str:
     """The page as HTML."""
-    verdicts, pictures = decide_claims(results), albums(results)
+    verdicts, pictures, tables = decide_claims(results), albums(results), all_tables(results)
     # Everything that comes from a file is escaped, and a name that a template misspells is an error.
     templates = Environment(
         loader=FileSystemLoader(_TEMPLATES),
@@ -114,13 +135,17 @@ def report_page(results: ResultSet) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters["slug"] = slug
     return templates.get_template("page.html.jinja").render(
         plans=results.plans,
         runs=results.runs,
         failed={run.id: run.failed for run in results.runs.values() if run.failed},
-        tables=all_tables(results),
+        warned={run.id: run.warnings for run in results.runs.values() if run.warnings},
+        tables=tables,
+        columns=columns_of(tables),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},
         frame=charts,
+        palette=palette,
         albums=pictures,
         verdicts=verdicts,
         counts=count_outcomes(verdicts),
@@ -128,6 +153,11 @@ def report_page(results: ResultSet) -> str:
         # Read after the pictures, some of which may turn out to be damaged.
         damaged=results.damaged,
     )
+
+
+def columns_of(tables: list[Table]) -> dict[str, Column]:
+    """All columns of the tables, by their headings."""
+    return {column.heading: column for table in tables for column in table.spec.columns}
 
 
 def _keep(results: ResultSet, target: Path) -> int:
@@ -161,19 +191,23 @@ def albums(results: ResultSet) -> list[Album]:
     """Pictures of the first finished seed of each row of the comparison, and of the generators."""
     tokenizers, generators = first_seeds(results, "comparison"), first_seeds(results, "generation")
     grids = _pictures(results, tokenizers, "reconstructions", "the same images through {}")
-    if grids and (originals := _inline(results, results.directory.originals, plot=False)):
+    images = f"{round(grids[0].width / grids[0].height)} images" if grids else ""
+    if grids and (originals := _inline(results, results.directory.originals)):
         grids.insert(0, Picture("originals", "", "the original images", *originals))
-    same_images = "The same held-out images through every tokenizer of the comparison. Originals come first."
+    shown = results.plans["comparison"].shown if grids else ""
+    same_images = f"The same {images} of {shown} through every tokenizer of the comparison, one seed each. "
     samples = _pictures(results, generators, "samples", "samples of the generator on {}")
-    first_samples = f"Not selected: the first samples of each generator. {_class_names(generators)}"
-    shown = [
-        Album("reconstructions", "Reconstructions", same_images, grids),
-        Album("samples", "Samples", first_samples, samples),
+    first_samples = "Not selected: the first samples of each generator, one training seed each. "
+    made = [
+        Album("reconstructions", "Reconstructions", f"{same_images}Originals come first.", grids),
+        Album("samples", "Samples", f"{first_samples}{_class_names(generators)}", samples),
     ]
+    counted = describe_basis(tokenizers.values(), "geometry")
+    basis = f" Counted on {counted}, one training seed each." if counted else " One training seed each."
     for stem, (title, about) in _PLOTS.items():
         plots = _pictures(results, tokenizers, stem, f"{title.lower()}: {{}}")
-        shown.append(Album(stem, title, about, plots))
-    return [album for album in shown if album.pictures]
+        made.append(Album(stem, title, f"{about}{basis}", plots))
+    return [album for album in made if album.pictures]
 
 
 def first_seeds(results: ResultSet, experiment: str) -> dict[str, RunRecord]:
@@ -189,25 +223,29 @@ def _class_names(generators: dict[str, RunRecord]) -> str:
         return ""
     # ImageNet names a class by all its synonyms.
     names = [str(name).split(",")[0] for name in drawn[0]]
-    return f"Every grid has the same classes at the same places; row by row: {'; '.join(names)}."
+    same = f"Every grid has the same {len(names)} classes at the same places"
+    return f"{same}; row by row: {'; '.join(names)}."
 
 
 def _pictures(results: ResultSet, runs: dict[str, RunRecord], stem: str, description: str) -> list[Picture]:
-    pictures = []
+    pictures, styles = [], palette.styles_of(results.quantizers)
     for label, run in runs.items():
-        path = results.directory.pictures(run.id) / f"{stem}.png"
-        if image := _inline(results, path, plot=stem in _PLOTS):
-            pictures.append(Picture(label, run.id, description.format(label), *image))
+        path, style = results.directory.pictures(run.id) / f"{stem}.png", styles.get(run.setting("quantizer"))
+        colour = style.light if style and stem in _TINTED else BLUE
+        if image := _inline(results, path, plot=stem in _PLOTS, colour=colour):
+            pictures.append(Picture(label, run.id, description.format(label), *image, style))
     return pictures
 
 
-def _inline(results: ResultSet, path: Path, *, plot: bool) -> tuple[str, int, int] | None:
+def _inline(
+    results: ResultSet, path: Path, *, plot: bool = False, colour: str = BLUE
+) -> tuple[str, int, int] | None:
     """Data URI, width and height; None where there is no file, or a damaged one, which is noted."""
     if not path.is_file():
         return None
     with results.noting_damage(path):
         # Decoded and encoded again, so that nothing else in the file reaches the page.
-        image = Image.fromarray(decode(path.read_bytes(), path.name))
+        image = Image.fromarray(tinted(decode(path.read_bytes(), path.name), colour))
         if image.width > _MOST_WIDTH:
             size = (_MOST_WIDTH, max(1, round(image.height * _MOST_WIDTH / image.width)))
             image = image.resize(size, Image.Resampling.LANCZOS)
@@ -217,6 +255,19 @@ def _inline(results: ResultSet, path: Path, *, plot: bool) -> tuple[str, int, in
             kind, data = "webp", _saved(image, "WEBP", quality=90)
         return f"data:image/{kind};base64,{b64encode(data).decode()}", image.width, image.height
     return None
+
+
+def tinted(pixels: UInt8[np.ndarray, "h w 3"], colour: str) -> UInt8[np.ndarray, "h w 3"]:
+    """Return a plot with `colour` in place of BLUE, in which earlier versions drew every quantizer."""
+    if colour == BLUE:
+        return pixels
+    blue, wanted = (np.array(ImageColor.getrgb(name)[:3], dtype=float) for name in (BLUE, colour))
+    # BLUE has no red, so red tells how much BLUE there is over white at the edge of a mark.
+    share = 1 - pixels[..., :1] / 255
+    is_blue = np.abs(255 - share * (255 - blue) - pixels).max(2, keepdims=True) < 24
+    is_blue &= pixels[..., 2:].astype(int) - pixels[..., :1] > 100 * share
+    mixed = 255 - share * (255 - wanted)
+    return np.where(is_blue, mixed, pixels).round().astype(np.uint8)
 
 
 def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:

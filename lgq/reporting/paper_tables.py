@@ -1,8 +1,9 @@
 """Tables of the report: our runs over seeds beside the paper's figures, differences by seed, all runs."""
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,22 +32,78 @@ _PAIRED_EXPERIMENTS = ("seeds", "comparison")
 _LGQ = {"quantizer": "lgq"}
 
 
+class Basis(NamedTuple):
+    """What a number stands on: how many, and of what."""
+
+    count: Callable[[RunRecord], Any]
+    """Number in a record; None where it has none."""
+    unit: str
+
+
+BASES = {
+    "images": Basis(lambda run: run.record.get("images"), "validation images"),
+    "geometry": Basis(lambda run: run.record.get("geometry_images"), "validation images"),
+    "validation": Basis(lambda run: run.validation_images(), "validation images"),
+    "rfid validation": Basis(lambda run: run.validation_images("rfid"), "validation images"),
+    "tokenizer": Basis(lambda run: run.tokenizer and run.tokenizer.record.get("images"), "validation images"),
+    "samples": Basis(lambda run: run.record.get("images"), "generated images per sampling seed"),
+    "training": Basis(lambda run: run.setting("batch_size"), "training images per step"),
+    "steps": Basis(lambda run: run.record.get("steps"), "training steps"),
+    "vectors": Basis(lambda run: run.setting("tokens"), "vectors per step"),
+}
+"""What columns are measured on, by their `on`."""
+
+
+def describe_basis(runs: Iterable[RunRecord], on: str) -> str:
+    """What the numbers of these runs stand on, such as "1,000 validation images"; empty where unknown."""
+    basis = BASES[on]
+    counts = [count for run in runs if isinstance(count := basis.count(run), int)]
+    return f"{_span(counts)} {basis.unit}" if counts else ""
+
+
+def describe_seeds(counts: Sequence[int]) -> str:
+    """Numbers of training seeds in words, such as "1 to 3 training seeds"."""
+    return f"{_span(counts)} training seed{'s' if max(counts) > 1 else ''}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    """The number, or the smallest and the largest one."""
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 @dataclass(frozen=True)
 class Column:
-    """A metric as a column shows it: its title, its better direction, its digits."""
+    """A metric as a column shows it: its title, its unit, its better direction, its digits."""
 
     metric: str
     """Name for `RunRecord.value`."""
     title: str
+    unit: str = ""
     better: Better | None = None
     digits: int = 2
     """Digits after the point."""
     factor: float = 1.0
     """Factor from our records to the shown unit: 100 for a share in per cent."""
+    about: str = ""
+    """The metric in words."""
+    on: str = "images"
+    """Name in `BASES` of what it is measured on."""
+
+    @property
+    def label(self) -> str:
+        """Title and unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
 
     @property
     def heading(self) -> str:
-        return f"{self.title} {_ARROWS[self.better]}".strip()
+        """Title, unit, and an arrow in the better direction."""
+        return f"{self.label} {_ARROWS[self.better]}".strip()
+
+    @property
+    def tooltip(self) -> str:
+        """The metric in words, with its better direction."""
+        return f"{self.about} {self.better.capitalize()} is better." if self.better else self.about
 
     def write(self, value: float, sign: str = "") -> str:
         """A value of our records, in the unit of the column; with its sign where `sign` is "+"."""
@@ -94,24 +151,34 @@ class TableSpec:
     about: str
     experiment: str
     columns: tuple[Column, ...]
-    label: str = ""
-    """Label in the paper's source, or the section whose text has the figures; empty for our own tables."""
+    source: str = ""
+    """Table of the paper, or the section whose text has the figures; empty for our own tables."""
+    basis: str = ""
+    """On how many images and runs the paper's figures stand."""
+    units: tuple[str, ...] = ()
+    """The paper's headings of the columns, where its units are not ours; empty where they are."""
     rows: tuple[PaperRow, ...] = ()
     only: Settings = field(default_factory=dict)
     """Settings that our runs must have to be shown here."""
     by_group: bool = False
     """Whether rows compete for the best value only within their group of the plan."""
 
+    @property
+    def paper_headings(self) -> tuple[str, ...]:
+        """Headings of the paper's columns."""
+        return self.units or tuple(column.heading for column in self.columns)
+
 
 @cache
 def table_specs() -> dict[str, TableSpec]:
-    """Tables of the paper by label, in the order of the page."""
+    """Tables of the paper by their source, in the order of the page."""
     specs = {}
     for entry in read_paper()["tables"]:
         columns = tuple(COLUMNS[metric] for metric in entry["columns"])
         rows = tuple(PaperRow(**row | {"settings": flat_settings(row["settings"])}) for row in entry["rows"])
         only = flat_settings(entry.get("only"))
-        specs[entry["label"]] = TableSpec(**entry | {"columns": columns, "rows": rows, "only": only})
+        made = {"columns": columns, "rows": rows, "only": only, "units": tuple(entry.get("units", ()))}
+        specs[entry["source"]] = TableSpec(**entry | made)
     return specs
 
 
@@ -159,6 +226,8 @@ class Table(NamedTuple):
     rows: tuple[TableRow, ...]
     state: str
     """How many of the planned runs are finished."""
+    basis: str
+    """On how many seeds and images our numbers stand."""
     has_seeds: bool = True
     """Whether rows have training seeds; timings have none."""
 
@@ -198,9 +267,32 @@ def build_table(results: ResultSet, spec: TableSpec) -> Table:
         failed = sum(bool(run.failed) for run in line.runs)
         ours = tuple(column[i] for column in columns) if line.runs else ()
         rows.append(TableRow(line.name, len(line.runs) - failed, failed, ours, printed))
-    slug = (spec.label or spec.experiment).replace(":", "-").replace(" ", "-").replace(",", "")
-    state = f"{len(planned & results.runs.keys())} of {len(planned)} runs" if plan else "not run"
-    return Table(spec, f"table-{slug}", tuple(rows), state, has_seeds)
+    finished = len(planned & results.runs.keys())
+    state = f"{finished} of {len(planned)} runs are finished" if plan else "not run"
+    runs = [run for line in lines for run in line.runs]
+    basis = _basis(runs, spec.columns, [row.seeds for row in rows if row.ours] if has_seeds else [])
+    anchor = f"from-{slug(spec.source or f'experiment {spec.experiment}')}"
+    return Table(spec, anchor, tuple(rows), state, basis, has_seeds)
+
+
+def slug(text: str) -> str:
+    """The words of a text, joined by hyphens, for an id within the page."""
+    return "-".join(re.findall(r"\w+", text.lower().replace("%", " percent")))
+
+
+def _basis(runs: Sequence[RunRecord], columns: Iterable[Column], seeds: Sequence[int]) -> str:
+    """On how many seeds and images the numbers of a table stand; columns that differ are named."""
+    by_basis: dict[str, list[str]] = {}
+    for column in columns:
+        measured = [run for run in runs if run.value(column.metric) is not None]
+        if basis := describe_basis(measured or runs, column.on):
+            by_basis.setdefault(basis, []).append(column.title)
+    parts = [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
+    if len(by_basis) == 1:
+        parts += by_basis
+    else:
+        parts += [f"{', '.join(titles)}: {basis}" for basis, titles in by_basis.items()]
+    return "; ".join(parts)
 
 
 def own_table(results: ResultSet, plan: Plan) -> Table:
@@ -298,7 +390,9 @@ def paired_table(results: ResultSet) -> Table | None:
         experiment=name,
         columns=_PAIRED,
     )
-    return Table(spec, "table-pairs", tuple(rows), f"{finished} of {len(results.plans[name].rows)} runs")
+    state = f"{finished} of {len(results.plans[name].rows)} runs are finished"
+    basis = _basis(results.select(name), _PAIRED, [row.seeds for row in rows])
+    return Table(spec, "pairs", tuple(rows), state, basis)
 
 
 def _by_seed(runs: list[RunRecord]) -> dict[int, RunRecord]:
@@ -326,8 +420,9 @@ class RunLine(NamedTuple):
 
     run: RunRecord
     experiments: str
+    quantizer: str
     settings: str
-    """Settings that differ between runs of its kind."""
+    """Settings that differ between runs of its kind with its quantizer."""
     steps: str
     minutes: str
     parameters: str
@@ -340,35 +435,48 @@ class RunsTable(NamedTuple):
 
     lines: tuple[RunLine, ...]
     shared: dict[str, dict[str, str]]
-    """Settings that all runs of a kind share, by kind."""
+    """Settings that all runs of a kind share, and further ones that those with one quantizer share."""
     environments: dict[str, dict[str, str]]
     """Environments by number."""
+    commands: dict[str, list[str]]
+    """Ids of the runs that each command made."""
 
 
 def runs_table(results: ResultSet) -> RunsTable:
     """All runs, tokenizers first."""
     runs = sorted(results.runs.values(), key=lambda run: (run.kind != "tokenizer", run.kind, run.id))
     settings = {run.id: _as_text(run.record.get("config")) for run in runs}
-    shared: dict[str, dict[str, str]] = {}
+    families = [(run.kind, str(run.setting("quantizer") or "")) for run in runs]
+    shared: dict[tuple[str, str], dict[str, str]] = {}
+    for run, (kind, quantizer) in zip(runs, families, strict=True):
+        # A run that is alone in its family shares nothing within it.
+        alone = families.count((kind, quantizer)) == 1
+        for family in {(kind, ""), (kind, "" if alone else quantizer)}:
+            so_far, own = shared.get(family, settings[run.id]), settings[run.id]
+            shared[family] = {name: value for name, value in so_far.items() if own.get(name) == value}
+    commands: dict[str, list[str]] = {}
     for run in runs:
-        so_far, own = shared.get(run.kind, settings[run.id]), settings[run.id]
-        shared[run.kind] = {name: value for name, value in so_far.items() if own.get(name) == value}
+        if command := results.command(run):
+            commands.setdefault(command, []).append(run.id)
     distinct = sorted({_environment(run) for run in runs})
     numbers = {environment: str(number) for number, environment in enumerate(distinct, 1)}
     lines = []
-    for run in runs:
+    for run, (kind, quantizer) in zip(runs, families, strict=True):
         seconds, steps, parameters = (run.record.get(name) for name in ("seconds", "steps", "parameters"))
         counts = parameters.values() if isinstance(parameters, dict) else ()
         total = sum(count for count in counts if isinstance(count, int))
         differing = {
             name.removeprefix("quantizer_options."): value
             for name, value in settings[run.id].items()
-            if name not in shared[run.kind] and name.split(".")[-1] != "seed" and value != "null"
+            if name not in shared.get((kind, quantizer), shared[kind, ""])
+            and name.split(".")[-1] != "seed"
+            and value != "null"
         }
         plans = [name for name, plan in results.plans.items() if run.id in {row.id for row in plan.rows}]
         line = RunLine(
             run,
             experiments=", ".join(plans),
+            quantizer=quantizer,
             settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
             steps=f"{steps:,}" if isinstance(steps, int) else "",
             minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
@@ -376,7 +484,16 @@ def runs_table(results: ResultSet) -> RunsTable:
             environment=numbers[_environment(run)],
         )
         lines.append(line)
-    return RunsTable(tuple(lines), shared, {number: json.loads(text) for text, number in numbers.items()})
+    environments = {number: json.loads(text) for text, number in numbers.items()}
+    further = {
+        f"{kind} run with {quantizer}" if quantizer else f"{kind} run": {
+            name: value
+            for name, value in common.items()
+            if not (quantizer and shared[kind, ""].get(name) == value)
+        }
+        for (kind, quantizer), common in sorted(shared.items())
+    }
+    return RunsTable(tuple(lines), further, environments, commands)
 
 
 def _as_text(settings: Any) -> dict[str, str]:

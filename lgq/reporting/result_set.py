@@ -17,8 +17,10 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
+from lgq.experiments.tables import EXPERIMENTS
 from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
+from lgq.training.watch import WARNING
 
 Better = Literal["higher", "lower"]
 Settings = Mapping[str, Any]
@@ -102,9 +104,9 @@ class RunRecord:
         return str(self.record.get("failed") or "")
 
     @property
-    def command(self) -> str:
-        words = self.record.get("command")
-        return shlex.join(map(str, words)) if isinstance(words, list) else ""
+    def warnings(self) -> list[str]:
+        """What training warned of, such as a collapse of the codebook."""
+        return [str(line.get("message")) for line in self.journal if line["split"] == WARNING]
 
     def setting(self, name: str) -> Any:
         """A setting by its dotted name; a generator also has the settings of its tokenizer."""
@@ -122,6 +124,13 @@ class RunRecord:
         if group == "tokenizer":
             return self.tokenizer.value(metric) if self.tokenizer else None
         return _finite(_lookup(self.record, f"{group or 'metrics'}.{metric}"))
+
+    def validation_images(self, metric: str = "") -> int | None:
+        """Number of images behind a metric of a validation during training; None where it is not recorded."""
+        asked = _finite(self.setting("rfid_images")) if metric == "rfid" else None
+        asked = _finite(self.setting("validation_images")) if asked is None else asked
+        there = _finite(self.setting("validation_data.images"))
+        return None if asked is None else int(asked if there is None else min(asked, there))
 
     def curve(self, metric: str, split: str = "validation") -> dict[int, float]:
         """Values of a metric during training, by step."""
@@ -215,6 +224,11 @@ class ResultSet:
     damaged: dict[str, str] = field(default_factory=dict)
     """Files that were left out, with the reason."""
 
+    @property
+    def quantizers(self) -> set[str]:
+        """Names of the quantizers of all runs."""
+        return {str(name) for run in self.runs.values() if (name := run.setting("quantizer"))}
+
     def select(self, experiment: str, settings: Settings | None = None) -> list[RunRecord]:
         """Finished runs of an experiment that have these settings, in the order of its plan."""
         rows = self.plans[experiment].rows if experiment in self.plans else ()
@@ -232,6 +246,16 @@ class ResultSet:
     def sample(self, experiment: str, metric: str, settings: Settings | None = None) -> Sample | None:
         """A metric over the seeds of the runs with these settings; None where no run has it."""
         return sample_of(self.select(experiment, settings), metric)
+
+    def command(self, run: RunRecord) -> str:
+        """The command that made the run, quoted for a shell; empty where none is recorded."""
+        recorded = run.record.get("command")
+        words = [str(word) for word in recorded] if isinstance(recorded, list) else []
+        # An experiment may have been renamed since: its plan has the name of now.
+        if words[:2] == ["lgq", "experiment"] and words[2:] and words[2] not in EXPERIMENTS:
+            plans = [name for name, plan in self.plans.items() if run.id in {row.id for row in plan.rows}]
+            words[2] = next((name for name in plans if name in EXPERIMENTS), words[2])
+        return shlex.join(words)
 
     @contextmanager
     def noting_damage(self, path: Path) -> Iterator[None]:

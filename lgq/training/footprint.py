@@ -16,11 +16,12 @@ from lgq.data import ImageDataset, PipeDataset, open_dataset
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
 from lgq.models.lpips import LPIPS
 from lgq.models.masking import masked_loss
 from lgq.tokenizer import Tokenizer
-from lgq.training.generator_trainer import build_generator, open_tokens
-from lgq.training.networks import build_networks, require_feasible
+from lgq.training.generator_trainer import build_generator, open_tokens, take_generator
+from lgq.training.networks import build_networks, require_feasible, take_tokenizer
 from lgq.training.settings import GeneratorRun, TokenizerRun, TrainingRun
 
 _FLOAT32 = 4
@@ -46,17 +47,23 @@ class Footprint:
 
 
 def tokenizer_footprint(
-    run: TokenizerRun, data: ImageDataset | str | Path, *, device: str | torch.device = "auto"
+    run: TokenizerRun,
+    data: ImageDataset | str | Path,
+    *,
+    start_from: Tokenizer | str | Path | None = None,
+    device: str | torch.device = "auto",
 ) -> Footprint:
     """Estimate what `train(run, data, ..., device=device)` needs; LPIPS need not be downloaded."""
     data = open_dataset(data) if isinstance(data, str | Path) else data
     require_feasible(run, resolve_device(device))
     if isinstance(data, PipeDataset):
-        raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without --dry-run.")
+        raise LGQError(f"a dry run counts the images, and {data!r} does not tell: train without a dry run.")
     run = run.for_data(len(data))
     # LPIPS with random weights takes the same memory.
     without_lpips = replace(run, loss=replace(run.loss, lpips=0.0))
     tokenizer, discriminator, _ = build_networks(without_lpips, torch.device("cpu"), torch.contiguous_format)
+    if start_from is not None:
+        take_tokenizer(tokenizer, start_from)  # refuses what does not fit
     perceptual = LPIPS() if run.loss.lpips else None
     parameters = tokenizer.parameter_counts()
     if discriminator is not None:
@@ -84,13 +91,17 @@ def generator_footprint(
     *,
     val_tokens: TokenDataset | str | Path | None = None,
     tokenizer: Tokenizer | str | Path | None = None,
+    start_from: MaskGIT | str | Path | None = None,
     device: str | torch.device = "auto",
 ) -> Footprint:
     """Estimate what `train_generator` needs with these arguments, with all tokens of an image masked."""
     resolve_device(device)
     training_tokens, _, decoder = open_tokens(tokens, val_tokens, tokenizer)
     run = run.for_data(len(training_tokens))
-    transformer = build_generator(run, training_tokens, decoder).transformer
+    maskgit = build_generator(run, training_tokens, decoder)
+    if start_from is not None:
+        take_generator(maskgit, start_from)
+    transformer = maskgit.transformer
     parameters = {"transformer": _count(transformer.parameters())}
     sizes = _trained(run, parameters, transformer)
     sizes["tokenizer"] = _FLOAT32 * (_count(decoder.parameters()) + _count(decoder.buffers()))

@@ -21,15 +21,24 @@ from lgq.data.token_loader import TokenLoader, TokenLoaderSettings
 from lgq.data.tokens import TokenDataset, TokenMeaning
 from lgq.distributed import join_processes, rank, world_size
 from lgq.inference.encode import tokenizer_of
-from lgq.maskgit import ONE_CLASS, MaskGIT
+from lgq.maskgit import ONE_CLASS, MaskGIT, load_generator
 from lgq.metrics.likelihood import classes_of, measure_likelihood
 from lgq.models.masking import masked_loss, random_masks
 from lgq.random import batch_seed
 from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.history import History, StartFrom, require_same_network, source_name
 from lgq.training.loop import Outcome, run_loop
-from lgq.training.run_directory import Resume
+from lgq.training.run_directory import Resume, has_checkpoints
 from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
+
+_EMBEDDINGS = {
+    "tokens": ("codes",),
+    "class_tokens": ("classes",),
+    "positions": ("positions",),
+    "bias": ("codes", "positions"),
+}
+"""What parameters of the transformer are about; those of its layers, all others, are about nothing."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +50,21 @@ def train_generator(
     *,
     val_tokens: TokenDataset | str | Path | None = None,
     tokenizer: Tokenizer | str | Path | None = None,
+    start_from: MaskGIT | str | Path | None = None,
     resume: Resume = "auto",
     device: str | torch.device = "auto",
 ) -> Outcome:
     """Train a generator into the run directory `out`; the same call continues a run that was stopped.
+
+    A call with more steps extends the run.
 
     run: the settings, such as `lgq.run("pocket")`.
     tokens: tokens to train on, or their directory.
     val_tokens: tokens to validate on; None takes some of the training tokens.
     tokenizer: the tokenizer that made the tokens, or what `load_tokenizer` loads it from; None takes the
         copy beside the tokens. It stays frozen, and is saved with the generator.
+    start_from: a generator whose weights a new run begins with, or what `load_generator` loads it from: its
+        layers, and what it knows of the same codes, places and classes. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
     device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
@@ -60,7 +74,7 @@ def train_generator(
     require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
     validated = validation_tokens or training_tokens
-    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), device)
+    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), start_from, device)
     if val_tokens is None and rank() == 0:
         _log.warning("no validation tokens: validating on some of the training tokens")
     return run_loop(trainer, resume)
@@ -96,8 +110,41 @@ def build_generator(run: GeneratorRun, tokens: TokenDataset, tokenizer: Tokenize
     )
 
 
+def take_generator(maskgit: MaskGIT, source: MaskGIT | str | Path) -> StartFrom:
+    """Give a generator trained weights: the layers, and the embeddings that mean the same in both.
+
+    Those of codes need the same tokenizer, those of positions the same grid, those of classes the same names.
+    A transformer of another size is an error.
+
+    source: a generator, or what `load_generator` loads it from.
+    """
+    trained, name = load_generator(source), source_name(source)
+    here, there = maskgit.settings["transformer"], trained.settings["transformer"]
+    require_same_network(name, "transformer", here, there, but=("dropout",))
+    same = {
+        "codes": trained.settings["fingerprint"] == maskgit.settings["fingerprint"],
+        "positions": trained.token_shape == maskgit.token_shape,
+        "classes": trained.classes == maskgit.classes,
+    }
+    own = maskgit.transformer.state_dict()
+    taken = {
+        parameter: weights
+        for parameter, weights in trained.transformer.state_dict().items()
+        if all(same[about] for about in _EMBEDDINGS.get(parameter.split(".")[0], ()))
+    }
+    maskgit.transformer.load_state_dict(own | taken)
+    parts = ("layers", *(part for part, is_same in same.items() if is_same))
+    start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=parts)
+    anew = " and ".join(part for part, is_same in same.items() if not is_same)
+    _log.info("starting from %s%s", start, f"; {anew} are others here, and begin anew" if anew else "")
+    return start
+
+
 class GeneratorTrainer(Trainer):
-    """A MaskGIT in training: its transformer learns, its tokenizer stays as it is."""
+    """A MaskGIT in training: its transformer learns, its tokenizer stays as it is.
+
+    start_from: a generator whose weights the run begins with, or what `load_generator` loads it from.
+    """
 
     run: GeneratorRun
     best_by = "nll"
@@ -109,11 +156,16 @@ class GeneratorTrainer(Trainer):
         validation_tokens: TokenDataset,
         tokenizer: Tokenizer,
         out: Path,
+        start_from: MaskGIT | str | Path | None = None,
         device: str | torch.device = "auto",
     ):
         device = join_processes(device)
         run = run.for_data(len(tokens), ranks=world_size())
         self.maskgit = build_generator(run, tokens, tokenizer).to(device)
+        if start_from is not None:
+            resumed = has_checkpoints(out)
+            start = StartFrom.named(start_from) if resumed else take_generator(self.maskgit, start_from)
+            self.history = History(start_from=start)
         self.transformer = self.maskgit.transformer
         self._sources = {
             "tokenizer": tokenizer.fingerprint(),
@@ -154,7 +206,7 @@ class GeneratorTrainer(Trainer):
         with self._averaged_weights():
             values = measure_likelihood(self.transformer, batches, self.device)
             if rank() == 0 and self.run.sample_images:
-                self._save_picture(step, self._samples())
+                self.pictures = {"samples": self._save_picture(step, self._samples())}
         return values
 
     def _samples(self) -> Float[Tensor, "b 3 s s"]:

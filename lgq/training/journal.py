@@ -1,6 +1,7 @@
 """Records of a run: RUN/metrics.jsonl with one record per line, TensorBoard, and Weights & Biases.
 
     {"step": 100, "split": "train", "seconds": 41.7, "values": {"l1": 0.21, ...}}
+    {"step": 500, "split": "warning", "seconds": 190.2, "values": {}, "cause": "few_codes", "message": ...}
 
 `seconds` is the training time so far, over restarts. Everything else depends only on the run's settings, so a
 run that was stopped and resumed has the records of one that was not.
@@ -11,20 +12,28 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from lgq.data.transforms import to_pixels
 from lgq.errors import LGQError
 from lgq.files import json_bytes, make_directory, replace_file, replace_json, sync_directory
+from lgq.training.watch import WARNING, Finding
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS, TENSORBOARD, WANDB = "metrics.jsonl", "tensorboard", "wandb.json"
+HISTORY = "history"
+"""Split of records without values: the weights that the run began with, and changes of its length."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +57,25 @@ class Journal:
         for name, value in values.items():
             self._board.add_scalar(f"{split}/{name}", value, step)
         self._board.flush()
-        if self._tracker is not None:
+        if self._tracker is not None and values:
             self._tracker.record(step, split, values)
+
+    def warn(self, step: int, finding: Finding, *, seconds: float) -> None:
+        """Add a record of something that will probably make the training fail."""
+        self.record(step, WARNING, {}, seconds=seconds, **finding._asdict())
+        self._board.add_text(f"{WARNING}/{finding.cause}", finding.message, step)
+        self._board.flush()
+        if self._tracker is not None:
+            self._tracker.alert(finding)
+
+    def show(self, step: int, split: str, pictures: Mapping[str, Float[Tensor, "3 height width"]]) -> None:
+        """Give TensorBoard and Weights & Biases images in [-1, 1], by name."""
+        pixels = {f"{split}/{name}": to_pixels(image) for name, image in pictures.items()}
+        for name, array in pixels.items():
+            self._board.add_image(name, array, step, dataformats="HWC")
+        self._board.flush()
+        if self._tracker is not None:
+            self._tracker.show(step, pixels)
 
     def sync(self) -> None:
         """Wait until all records are on disk, so that no checkpoint is ever ahead of them."""
@@ -58,7 +84,10 @@ class Journal:
 
 @contextmanager
 def open_journal(run: Path, *, step: int, tracker: "WandbTracker | None" = None) -> Iterator[Journal]:
-    """Continue after `step`: records of later steps, which the run will repeat, are dropped first."""
+    """Continue after `step`: what the run will record again is dropped first.
+
+    Those are the records of later steps, and the history of this one.
+    """
     # Takes over a second to import, and only the process that writes needs it.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -84,7 +113,10 @@ def _drop_after(file: Path, step: int) -> None:
     if not file.exists():
         return
     data = file.read_bytes()
-    kept = b"".join(line for line, record in _records(file, data) if record["step"] <= step)
+    # History at a step is written before the next one, so the checkpoint of this step knows none.
+    ends = {True: step - 1, False: step}
+    lines = ((line, record["step"], record.get("split") == HISTORY) for line, record in _records(file, data))
+    kept = b"".join(line for line, when, is_history in lines if when <= ends[is_history])
     if kept != data:
         replace_file(file, kept)
 
@@ -127,8 +159,10 @@ class WandbTracker:
         try:
             self._wandb_run = _start(run, project, run_id, config)
         except ImportError as error:
-            way_out = "install it with: pip install 'lgq[wandb]', or leave wandb unset"
-            raise LGQError(f"wandb={project!r} needs a package that is not installed: {way_out}.") from error
+            way_out = "install it with: pip install 'lgq[wandb]', or leave `wandb` unset"
+            raise LGQError(
+                f"`wandb` {project!r} needs a package that is not installed: {way_out}."
+            ) from error
         except Exception as error:
             if not resumed:
                 way_out = "log in with `wandb login`, or set WANDB_MODE=offline in the environment"
@@ -138,6 +172,18 @@ class WandbTracker:
     def record(self, step: int, split: str, values: dict[str, float]) -> None:
         named = {f"{split}/{name}": value for name, value in values.items()}
         self._attempt(lambda run: run.log({"step": step, **named}))
+
+    def show(self, step: int, pixels: Mapping[str, UInt8[np.ndarray, "height width 3"]]) -> None:
+        def log(run: Any) -> None:
+            from wandb import Image
+
+            run.log({"step": step, **{name: Image(array) for name, array in pixels.items()}})
+
+        if pixels:
+            self._attempt(log)
+
+    def alert(self, finding: Finding) -> None:
+        self._attempt(lambda run: run.alert(title=finding.cause, text=finding.message, level="WARN"))
 
     def __enter__(self) -> "WandbTracker":
         return self

@@ -10,7 +10,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor
 
 from lgq.distributed import rank, sum_over_ranks, world_size
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.files import directory_lock, named_disk_errors, replace_directory
 from lgq.hub import BEST, LAST, seal
-from lgq.progress import training_bar
+from lgq.progress import training_progress
 from lgq.training.checkpoint import Checkpoints, capture_random_state, read_manifest, restore_random_state
-from lgq.training.journal import Journal, WandbTracker, open_journal
+from lgq.training.history import History
+from lgq.training.journal import HISTORY, Journal, WandbTracker, open_journal, read_records
 from lgq.training.losses import first_non_finite
 from lgq.training.run_directory import (
     CHECKPOINTS,
@@ -35,6 +37,7 @@ from lgq.training.run_directory import (
     require_same_settings,
 )
 from lgq.training.trainer import NonFiniteError, Trainer
+from lgq.training.watch import Finding
 
 INTERRUPTED = 75
 """Exit code of a run that was asked to stop and has saved: run the same command again (EX_TEMPFAIL)."""
@@ -63,6 +66,8 @@ class Outcome:
     best: float | None
     """Best validation score, the lowest one; None before the first validation."""
     best_step: int | None
+    best_by: str
+    """Name of the metric that is the score."""
 
     @property
     def exit_code(self) -> int:
@@ -135,6 +140,7 @@ def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
         loop = _Loop(trainer)
         loop.resume()
         with _journal(trainer, loop.step) if rank() == 0 else nullcontext() as journal:
+            loop.note_history(journal)
             return loop.train(journal, stop)
 
 
@@ -153,7 +159,7 @@ def _lost_workers_named() -> Iterator[None]:
 @contextmanager
 def _journal(trainer: Trainer, step: int) -> Iterator[Journal]:
     """Write what describes the run, and open its records."""
-    run, config, project = trainer.out, trainer.config(), trainer.run.loop.wandb
+    run, config, project = trainer.out, trainer.described(), trainer.run.loop.wandb
     describe_run(run, config, trainer.device)
     with ExitStack() as stack:
         with named_disk_errors(run):
@@ -168,7 +174,7 @@ class _Loop:
     def __init__(self, trainer: Trainer):
         self.trainer, self.settings, self.run = trainer, trainer.run.loop, trainer.out
         self.checkpoints = Checkpoints(self.run / CHECKPOINTS, self.settings.keep)
-        self.step, self.best = 0, Best()
+        self.step, self.best, self.watch = 0, Best(), trainer.watch()
         self.saved_step: int | None = None
         self._seconds, self._last_look = 0.0, time.monotonic()
 
@@ -188,7 +194,13 @@ class _Loop:
         if path is None:
             return
         state = self.checkpoints.load(path)
-        require_same_settings(self.run, state["config"], self.trainer.config())
+        saved, scored = state["config"], state["best"]["score"] is not None
+        require_same_settings(self.run, saved, self.trainer.config(), validated=scored)
+        history, planned = History.of(saved), saved["loop"]["steps"]
+        history.require_start(self.run, self.trainer.history.start_from)
+        self.trainer.history = history.continued(
+            self.run, step=state["step"], planned=planned, steps=self.settings.steps
+        )
         self.trainer.load_state(state["trainer"])
         self.step, self.best = state["step"], Best(**state["best"])
         self.saved_step, self._seconds = self.step, state["seconds"]
@@ -201,14 +213,26 @@ class _Loop:
             warning = "%s was saved by %d processes and continues with %d: its random numbers change"
             _log.warning(warning, path, ranks, world_size())
         _log.info("resumed %s after step %d", path, self.step)
+        for extension in self.trainer.history.extensions_at(self.step):
+            _log.info("%s", extension)
+
+    def note_history(self, journal: Journal | None) -> None:
+        """Record the weights that the run begins with, or that its length has changed here."""
+        for note in self.trainer.history.notes_at(self.step):
+            self._record(journal, HISTORY, {}, **note)
 
     def train(self, journal: Journal | None, stop: StopRequest) -> Outcome:
         settings, pace = self.settings, self.trainer.run.images_per_step(world_size())
         if self.saved_step is not None:
             # A process that was killed right after its checkpoint did not get here.
             self._publish_weights()
+        if journal is not None:
+            self.watch.replay(read_records(self.run))
+            self._warn(journal, self.watch.at_start())
         reason = self._reason_to_stop(interrupted=False)
-        with training_bar(settings.steps, self.step, pace, hidden=rank() > 0) as bar:
+        with training_progress(
+            settings.steps, self.step, pace, line_every=settings.log_every, hidden=rank() > 0
+        ) as bar:
             while reason is None:
                 terms = self._train_step()
                 self.step += 1
@@ -225,7 +249,8 @@ class _Loop:
                 bar.advance(self.step)
         # The first rank still publishes: where one process ends, schedulers end the others.
         _count_ranks(False)
-        return Outcome(reason=reason, step=self.step, best=self.best.score, best_step=self.best.step)
+        best, best_by = self.best, self.trainer.best_by
+        return Outcome(reason=reason, step=self.step, best=best.score, best_step=best.step, best_by=best_by)
 
     def _train_step(self) -> dict[str, Tensor]:
         try:
@@ -250,6 +275,9 @@ class _Loop:
         values, best_by = self.trainer.validate(self.step), self.trainer.best_by
         is_best = self.best.update(values[best_by], self.step)
         self._record(journal, "validation", values, best=is_best, best_by=best_by)
+        if journal is not None:
+            with named_disk_errors(self.run):
+                journal.show(self.step, "validation", self.trainer.pictures)
         return values
 
     def _reason_to_stop(self, *, interrupted: bool) -> Reason | None:
@@ -273,7 +301,7 @@ class _Loop:
                 "step": self.step,
                 "seconds": self.seconds,
                 "best": dataclasses.asdict(self.best),
-                "config": self.trainer.config(),
+                "config": self.trainer.described(),
                 "trainer": self.trainer.state(),
             }
         self.checkpoints.save(self.step, state)
@@ -296,6 +324,13 @@ class _Loop:
         if journal is not None:
             with named_disk_errors(self.run):
                 journal.record(self.step, split, values, seconds=self.seconds, **notes)
+            self._warn(journal, self.watch.look(self.step, split, values))
+
+    def _warn(self, journal: Journal, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            with named_disk_errors(self.run):
+                journal.warn(self.step, finding, seconds=self.seconds)
+            warnings.warn(finding.message, LGQWarning, stacklevel=2)
 
 
 def _mean_over_ranks(terms: dict[str, Tensor]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,8 @@ from lgq.metrics.metric_networks import MetricNetworks, on_device
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.history import StartFrom, require_same_network, source_name
 from lgq.training.settings import TokenizerRun
 from lgq.weights import WeightsError
 
@@ -27,8 +29,8 @@ def require_feasible(run: TokenizerRun, device: torch.device) -> None:
     """Refuse images too small for the discriminator, and networks too large for the memory of the device."""
     if run.loss.gan and run.image_size < (smallest := PatchDiscriminator().min_side):
         raise LGQError(
-            f"the discriminator needs images of {smallest} pixels or more, got image_size={run.image_size}: "
-            "use larger images, or set loss.gan=0."
+            f"the discriminator needs images of {smallest} pixels or more, got `image_size` "
+            f"{run.image_size}: use larger images, or set `loss.gan` to 0."
         )
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -44,7 +46,7 @@ def require_feasible(run: TokenizerRun, device: torch.device) -> None:
         owner = "the GPU" if device.type == "cuda" else "this machine"
         raise LGQError(
             f"this tokenizer needs more than {needed / 2**30:,.0f} GiB, and {owner} has "
-            f"{total / 2**30:,.0f}: choose a smaller codebook_size or backbone, or fewer stages."
+            f"{total / 2**30:,.0f}: choose a smaller `codebook_size` or backbone, or fewer `stages`."
         )
 
 
@@ -76,6 +78,45 @@ def build_networks(
     for network in filter(None, (tokenizer, discriminator, perceptual)):
         network.to(device, memory_format=layout)  # type: ignore[call-overload]
     return tokenizer, discriminator, perceptual
+
+
+def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> StartFrom:
+    """Give a tokenizer trained weights: all of them if its quantizer is the same in kind and shape.
+
+    With another quantizer, or another number of codes or stages, it gets encoder and decoder. Another
+    backbone is an error.
+
+    source: a tokenizer, or what `load_tokenizer` loads it from.
+    """
+    trained, name = load_tokenizer(source), source_name(source)
+    here, there = tokenizer.settings["backbone"], trained.settings["backbone"]
+    require_same_network(name, "backbone", here, there, but=("checkpointing",))
+    parts = ["encoder", "decoder"]
+    if _quantizer_shape(tokenizer) == _quantizer_shape(trained):
+        parts.append("quantizer")
+    for part in parts:
+        getattr(tokenizer, part).load_state_dict(getattr(trained, part).state_dict())
+    start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=tuple(parts))
+    own, other = _title(tokenizer), _title(trained)
+    reason = f"{own} here and {other} there" if own != other else f"{own} with other options there"
+    anew = "" if "quantizer" in parts else f"; the quantizer begins anew, as it is {reason}"
+    _log.info("starting from %s%s", start, anew)
+    return start
+
+
+def _quantizer_shape(tokenizer: Tokenizer) -> tuple[object, ...]:
+    """Return what must be equal for a quantizer's weights to mean the same."""
+    state = tokenizer.quantizer.state_dict()
+    return (*_kind(tokenizer), {name: tensor.shape for name, tensor in state.items()})
+
+
+def _kind(tokenizer: Tokenizer) -> tuple[str, int, int]:
+    return tokenizer.settings["quantizer"], tokenizer.codebook_size, tokenizer.stages
+
+
+def _title(tokenizer: Tokenizer) -> str:
+    name, codes, stages = _kind(tokenizer)
+    return f"{name} of {codes:,} codes" + (f" in {stages} stages" if stages > 1 else "")
 
 
 def build_metric_networks(

@@ -21,7 +21,10 @@ from lgq.errors import LGQError
 from lgq.files import named_disk_errors, replace_json
 from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
+from lgq.quantizers import foreign_quantizers
 from lgq.training.checkpoint import Checkpoints
+from lgq.training.history import HISTORY_FIELDS
+from lgq.training.settings import LoopSettings
 
 CHECKPOINTS, IMAGES = "checkpoints", "images"
 
@@ -31,40 +34,64 @@ Resume = Literal["auto", "never", "must"]
 FREE_SETTINGS = frozenset(
     {"workers", "data.source", "validation_data.source", "tokens.source", "validation_tokens.source"}
     | {"sample_images", *(f"sampling.{field.name}" for field in fields(Sampling))}
-    | {f"loop.{name}" for name in ("epochs", "log_every", "checkpoint_every", "keep", "patience", "minutes")}
-    | {"loop.wandb"}
+    | {f"loop.{field.name}" for field in fields(LoopSettings)}
 )
-"""Settings that may change when a run resumes, because the weights of a step do not depend on them. Those
-that `loop.epochs` would change are in `loop.steps`, to which it is resolved."""
+"""Settings that may change when a run resumes, because the weights of a step do not depend on them. Those of
+the loop say when a run logs, validates, saves and ends; a change of `loop.steps`, on which the schedules
+depend, becomes a part of the run's history."""
 
+_VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data", "validation_tokens")
+"""Settings of validations, which may change until there is a score that later ones are compared with."""
+_SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
+"""Keywords behind the sections of config.json that have other names."""
 _MISSING = "nothing"
 
 
 def require_resumable(run: Path, resume: Resume) -> None:
     """Refuse a directory with a run, or one without, if `resume` asks for the other."""
     require_one_of(get_args(Resume), resume=resume)
-    has_checkpoints = bool(Checkpoints(run / CHECKPOINTS).paths())
-    has_config = (run / CONFIG).exists()
-    if has_config and not has_checkpoints and not (run / ENVIRONMENT).exists():
+    has_config, is_saved = (run / CONFIG).exists(), has_checkpoints(run)
+    if has_config and not is_saved and not (run / ENVIRONMENT).exists():
         raise LGQError(f"{run} has a {CONFIG} that belongs to no run: choose another directory.")
-    has_run = has_config or has_checkpoints
+    has_run = has_config or is_saved
     if resume == "never" and has_run:
-        raise LGQError(f"{run} holds a run already: choose another directory, or resume it with resume=auto.")
+        raise LGQError(
+            f"{run} holds a run already: choose another directory, or resume it with `resume` auto."
+        )
     if resume == "must" and not has_run:
-        raise LGQError(f"{run} holds no run to resume: check the path, or start one with resume=auto.")
+        raise LGQError(f"{run} holds no run to resume: check the path, or start one with `resume` auto.")
 
 
-def require_same_settings(run: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuse to resume with settings that change the run's weights; the error names those that differ."""
-    before, now = _by_path(saved), _by_path(current)
+def has_checkpoints(run: Path) -> bool:
+    """Tell whether a run in this directory would be resumed."""
+    return bool(Checkpoints(run / CHECKPOINTS).paths())
+
+
+def require_same_settings(
+    run: Path, saved: dict[str, Any], current: dict[str, Any], *, validated: bool
+) -> None:
+    """Refuse to resume with settings that change the run's weights; the error names those that differ.
+
+    validated: whether the run has a best score, with which later ones are compared.
+    """
+    before, now = settings_by_path(saved), settings_by_path(current)
     differences = [
-        f"{path} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"`{_keyword(path)}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING)
+        and path.split(".")[0] not in (HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
     ]
     if differences:
-        way_out = "resume with the old settings, or choose another directory"
-        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {way_out}.")
+        ways_out = (
+            "run with the old values, choose another `out` for a new run, or begin that one with the weights "
+            f"of this one: `start_from` {run}"
+        )
+        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
+
+
+def _keyword(path: str) -> str:
+    section, dot, name = path.partition(".")
+    return f"{_SOURCES.get(section, section)}{dot}{name}"
 
 
 def describe_run(run: Path, config: dict[str, Any], device: torch.device) -> None:
@@ -89,6 +116,7 @@ def describe_environment(seed: int | None, device: torch.device) -> dict[str, An
         "world_size": world_size(),
         "device": device.type,
         "devices": devices or [processor],
+        "plugins": foreign_quantizers(),
     }
 
 
@@ -101,9 +129,11 @@ def _git_commit() -> str | None:
     return result.stdout.strip() or None
 
 
-def _by_path(settings: Any, path: str = "") -> dict[str, Any]:
+def settings_by_path(settings: Any, path: str = "") -> dict[str, Any]:
     """Flatten nested settings by dotted names, such as {"loss.l1": 1.0}."""
     if not isinstance(settings, dict) or not settings:
         return {path: settings}
-    sections = ((f"{path}.{name}" if path else name, value) for name, value in settings.items())
-    return {name: value for section, values in sections for name, value in _by_path(values, section).items()}
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= settings_by_path(value, f"{path}.{name}" if path else name)
+    return flat

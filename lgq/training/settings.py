@@ -8,7 +8,7 @@ their defaults are the ImageNet runs of LGQ (Altun et al. 2026). Docstrings of f
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 
@@ -49,7 +49,7 @@ class Schedule:
         """Return the multiplier of a step: 1 at step `warmup_steps`, the final value at `total_steps`."""
         if self.warmup_steps >= total_steps:
             raise LGQError(
-                f"warmup_steps must be fewer than the steps of the run, got {self.warmup_steps} of "
+                f"`schedule.warmup_steps` must be fewer than `loop.steps`, got {self.warmup_steps} of "
                 f"{total_steps}: shorten the warm-up or lengthen the run."
             )
         if step < self.warmup_steps:
@@ -66,12 +66,16 @@ class Schedule:
 class LoopSettings:
     """When a run ends, and how often it logs, validates and saves."""
 
+    prefixed: ClassVar[tuple[str, ...]] = ()
+    """Every run has these settings, so their options need no prefix: --steps, not --loop.steps."""
+
     steps: int = 20_000
-    """Optimizer steps of the whole run; learning rate schedule and temperatures span them."""
+    """Optimizer steps of the whole run; learning rate schedule and temperatures span them. More than before
+    extend the run."""
     epochs: float | None = None
     """End the run after this many epochs if they take fewer than `steps` steps; None sets no limit."""
     log_every: int = 50
-    """Steps between two training records in metrics.jsonl."""
+    """Steps between two training records in metrics.jsonl, and two lines where there is no terminal."""
     validate_every: int = 1_000
     """Steps between two validations; the last step is always validated."""
     checkpoint_every: int = 1_000
@@ -140,7 +144,8 @@ class TrainingRun:
         require_between(0, _LARGEST_SEED, seed=self.seed)
         require_above_zero(learning_rate=self.learning_rate)
         require_one_of(get_args(Precision), precision=self.precision)
-        require_between(0, 1, beta_1=self.betas[0], beta_2=self.betas[1])
+        for beta in self.betas:
+            require_between(0, 1, betas=beta)
         if self.clip is not None:
             require_above_zero(clip=self.clip)
         if self.average_decay is not None:
@@ -189,7 +194,8 @@ class TokenizerRun(TrainingRun):
     stages: int = 1
     """Stages of a residual quantizer, each for what the last one left over; 1 is a plain quantizer."""
     quantizer_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the quantizer's constructor; its `seed` defaults to the run's."""
+    """Keyword arguments of the quantizer's constructor, such as tau_end=0.05. Its seed is the run's unless
+    it is given here."""
     backbone: Backbone = field(default_factory=Backbone)
     """Encoder and decoder."""
     rfid_images: int | None = None
@@ -217,7 +223,7 @@ class TokenizerRun(TrainingRun):
         require_one_of(get_args(BestBy), best_by=self.best_by)
         if self.image_size % self.backbone.factor:
             rule = f"a multiple of {self.backbone.factor}, the backbone's factor"
-            raise LGQError(f"image_size must be {rule}, got {self.image_size}.")
+            raise LGQError(f"`image_size` must be {rule}, got {self.image_size}.")
 
 
 @dataclass(frozen=True, kw_only=True)

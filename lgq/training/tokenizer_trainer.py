@@ -7,6 +7,7 @@ crops in the same order.
 """
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,26 @@ from lgq.data.loader import evenly_spread, loaded_onto
 from lgq.data.stream import require_random_access, training_loader
 from lgq.distributed import join_processes, rank, resolve_device, stack_over_ranks, world_size
 from lgq.errors import LGQError
-from lgq.metrics.code_usage import learned_codebook
+from lgq.metrics.code_usage import batch_utilization, learned_codebook, usage_bars
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
+from lgq.models.inception import FEATURES
 from lgq.tokenizer import Tokenized, Tokenizer
+from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
-from lgq.training.networks import build_metric_networks, build_networks, require_feasible
-from lgq.training.run_directory import Resume
+from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
+from lgq.training.run_directory import Resume, has_checkpoints
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
+from lgq.training.watch import (
+    BATCH_UTILIZATION,
+    UTILIZATION,
+    CodeUse,
+    Watch,
+    idle_discriminator,
+    unreliable_rfid,
+)
 
 _COLUMNS = 8  # of the picture, each an image above its reconstruction
 
@@ -42,14 +53,19 @@ def train(
     out: str | Path,
     *,
     val_data: ImageDataset | str | Path | None = None,
+    start_from: Tokenizer | str | Path | None = None,
     resume: Resume = "auto",
     device: str | torch.device = "auto",
 ) -> Outcome:
     """Train a tokenizer into the run directory `out`; the same call continues a run that was stopped.
 
+    A call with more steps extends the run.
+
     run: the settings, such as `lgq.run("pocket-lgq")`.
     data: images to train on: a data set, or what `open_dataset` opens. It may be a stream.
     val_data: images to validate on, no stream; None takes images from the training data.
+    start_from: a tokenizer whose weights a new run begins with, or what `load_tokenizer` loads it from. With
+        another quantizer or number of codes, its encoder and decoder. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
     device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
@@ -60,8 +76,8 @@ def train(
     training_data = _opened(data)
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run, resolve_device(device))
-    require_random_access(validation_data, "validation (--val-data)")
-    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), device)
+    require_random_access(validation_data, "validation (`val_data`)")
+    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from, device)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")
     return run_loop(trainer, resume)
@@ -72,7 +88,10 @@ def _opened(data: ImageDataset | str | Path) -> ImageDataset:
 
 
 class TokenizerTrainer(Trainer):
-    """A tokenizer in training, with the discriminator where the loss has a GAN term."""
+    """A tokenizer in training, with the discriminator where the loss has a GAN term.
+
+    start_from: a tokenizer whose weights the run begins with, or what `load_tokenizer` loads it from.
+    """
 
     run: TokenizerRun
 
@@ -82,6 +101,7 @@ class TokenizerTrainer(Trainer):
         data: ImageDataset,
         validation_data: ImageDataset,
         out: Path,
+        start_from: Tokenizer | str | Path | None = None,
         device: str | torch.device = "auto",
     ):
         device = join_processes(device)
@@ -89,6 +109,10 @@ class TokenizerTrainer(Trainer):
             run = run.for_data(len(data), ranks=world_size())
         self._layout = torch.channels_last if run.channels_last else torch.contiguous_format
         self.tokenizer, self.discriminator, perceptual = build_networks(run, device, self._layout)
+        if start_from is not None:
+            resumed = has_checkpoints(out)
+            start = StartFrom.named(start_from) if resumed else take_tokenizer(self.tokenizer, start_from)
+            self.history = History(start_from=start)
         self._objective = Objective(
             run.loss,
             perceptual=perceptual,
@@ -126,8 +150,14 @@ class TokenizerTrainer(Trainer):
             "validation_data": _describe(self._validation_loader),
         }
 
+    def watch(self) -> Watch:
+        images = min(self.run.validation_images, len(self._validation_loader.dataset))
+        rfid_images = 0 if self._metric_networks.inception is None else self.run.rfid_images or images
+        use = CodeUse(self.run, self.tokenizer.settings["quantizer_options"], images)
+        return Watch([idle_discriminator(self.run), unreliable_rfid(min(rfid_images, images), FEATURES)], use)
+
     def train_step(self, step: int) -> dict[str, Tensor]:
-        self.tokenizer.anneal(step / max(1, self.run.loop.steps - 1))
+        self.tokenizer.anneal(self.history.progress(step, self.run.loop.steps))
         terms = super().train_step(step)
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             self._discriminator_optimizer.average_gradients()
@@ -142,6 +172,9 @@ class TokenizerTrainer(Trainer):
             loss = self._objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
+        if (step + 1) % self.run.loop.log_every == 0:
+            sizes = self.tokenizer.codebook_size, self.tokenizer.stages
+            terms |= _per_stage(BATCH_UTILIZATION, batch_utilization(quantized.indices, *sizes))
         terms |= loss.terms | {"loss": loss.total.detach()}
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             with self.run.autocast(self.device.type):
@@ -193,9 +226,11 @@ class TokenizerTrainer(Trainer):
             codebook = learned_codebook(tokenizer.quantizer)
             norms = {} if codebook is None else quality.usage.norm_summary(codebook)
         self._reference = quality.reference
+        by_stage = quality.usage.by_stage(tokenizer.stages)
         if rank() == 0 and picture is not None:
-            self._save_picture(step, picture, columns=len(picture) // 2)
-        return quality.metrics() | norms
+            grid = self._save_picture(step, picture, columns=len(picture) // 2)
+            self.pictures = {"reconstructions": grid, "usage": usage_bars(by_stage)}
+        return quality.metrics() | norms | _per_stage(UTILIZATION, [usage.utilization for usage in by_stage])
 
     def save_pretrained(self, directory: Path) -> None:
         with self._averaged_weights():
@@ -223,6 +258,13 @@ def _describe(loader: Any) -> dict[str, Any]:
     if isinstance(loader, StreamLoader):
         return loader.describe()
     return {"source": repr(loader.dataset), "images": len(loader.dataset)}
+
+
+def _per_stage(name: str, values: Sequence[Any] | Tensor) -> dict[str, Any]:
+    """Return a value of a plain quantizer by its name, those of several stages with the stage behind it."""
+    if len(values) == 1:
+        return {name: values[0]}
+    return {f"{name}/{stage}": value for stage, value in enumerate(values)}
 
 
 def _temperature(tokenizer: Tokenizer) -> dict[str, Tensor]:

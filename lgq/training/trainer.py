@@ -4,9 +4,10 @@ A subclass adds what its model needs: the loss of a batch, the validation, and w
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.files import make_directory, named_disk_errors, replace_file
 from lgq.training.checkpoint import seed_random_state
 from lgq.training.ema import WeightAverage
+from lgq.training.history import History
 from lgq.training.run_directory import IMAGES
 from lgq.training.settings import TrainingRun
+from lgq.training.watch import Watch
 
 
 class NonFiniteError(ArithmeticError):
@@ -93,6 +96,10 @@ class Trainer(ABC):
 
     best_by: str
     """Name of the validation metric whose lowest value selects the best weights."""
+    history = History()
+    """What the weights depend on besides the settings; a resumed run takes over that of its checkpoint."""
+    pictures: Mapping[str, Float[Tensor, "3 height width"]] = MappingProxyType({})
+    """Images in [-1, 1] that the last validation drew, by name; on the first rank only."""
 
     def __init__(self, run: TrainingRun, model: nn.Module, loader: Loader, out: Path, device: torch.device):
         self.run, self.model, self.out, self.device = run, model, out, device
@@ -113,6 +120,14 @@ class Trainer(ABC):
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """Return everything that the weights depend on, resolved, as JSON; it has a `seed`."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the content of config.json: `config`, and the history of the run where it has one."""
+        return self.config() | self.history.described()
+
+    def watch(self) -> Watch:
+        """Return what watches over the run's records; nothing, unless a subclass knows what may go wrong."""
+        return Watch()
 
     @abstractmethod
     def _accumulate(self, step: int) -> dict[str, Tensor]:
@@ -173,10 +188,15 @@ class Trainer(ABC):
         """Give the model its averaged weights, if there is an average, for the length of a block."""
         return nullcontext() if self._average is None else self._average.applied_to(self.model)
 
-    def _save_picture(self, step: int, images: Float[Tensor, "b 3 s s"], columns: int = 8) -> None:
+    def _save_picture(
+        self, step: int, images: Float[Tensor, "b 3 s s"], columns: int = 8
+    ) -> Float[Tensor, "3 height width"]:
+        """Write a grid of images into images/ of the run directory, and return it."""
+        grid = image_grid(images, columns).cpu()
         with named_disk_errors(self.out):
             make_directory(self.out / IMAGES)
-            replace_file(self.out / IMAGES / f"step-{step:06d}.png", to_png(image_grid(images, columns)))
+            replace_file(self.out / IMAGES / f"step-{step:06d}.png", to_png(grid))
+        return grid
 
     def _without_sync(self) -> AbstractContextManager[Any]:
         parallel = self._parallel

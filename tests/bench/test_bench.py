@@ -15,7 +15,7 @@ from lgq.cli import main
 from lgq.quantizers import LGQ, QUANTIZERS, build_quantizer
 
 CPU = torch.device("cpu")
-SMALL = QuantizerBenchmark(tokens=64, dim=8, sizes=(16, 64), repeats=1)
+SMALL = QuantizerBenchmark(vectors=64, dim=8, sizes=(16, 64), repeats=1)
 OPTIONS = [(name, {}) for name in QUANTIZERS] + [
     ("lgq", {"score": "dot", "tau_start": 0.3, "hard_gradient": True}),
     ("lgq", {"latent_weight": 1.0, "diversity_scale": "tokens"}),
@@ -83,14 +83,14 @@ class Broken(LGQ):
 def test_a_bug_in_a_quantizer_keeps_its_traceback(monkeypatch):
     monkeypatch.setitem(QUANTIZERS, "broken", Broken)
     with pytest.raises(RuntimeError, match=r"Traceback(.|\n)*in quantize_vectors"):
-        next(quantizers.run(QuantizerBenchmark(tokens=64, dim=8, sizes=(16,), quantizers=("broken",))))
+        next(quantizers.run(QuantizerBenchmark(vectors=64, dim=8, sizes=(16,), quantizers=("broken",))))
 
 
 def test_a_row_that_cannot_fit_is_not_tried(monkeypatch):
     monkeypatch.setattr(
         quantizers, "_measure_in_new_process", lambda row, _: replace(row, ms=1.0, floor_ms=4.0)
     )
-    settings = QuantizerBenchmark(tokens=10**9, sizes=(10**6,), quantizers=("lgq",))
+    settings = QuantizerBenchmark(vectors=10**9, sizes=(10**6,), quantizers=("lgq",))
     rows = list(quantizers.run(settings))
     assert [(row.implementation, row.over_floor) for row in rows] == [("ours", 0.25), ("dense", None)]
     assert quantizer_table(rows).row_count == 2
@@ -117,17 +117,17 @@ def test_the_floor_is_six_products_of_all_tokens_and_codes(tokens, size):
 
 
 def test_search_finds_what_faiss_finds():
-    rows = list(encode.run(encode.EncodeBenchmark(tokens=200, dim=8, sizes=(50, 5000), repeats=2)))
+    rows = list(encode.run(encode.EncodeBenchmark(vectors=200, dim=8, sizes=(50, 5000), repeats=2)))
     assert [(row.codebook_size, row.agreement) for row in rows] == [(50, 1.0), (5000, 1.0)]
     assert all(row.ms > 0 and row.gemm_ms > 0 and row.faiss_ms > 0 for row in rows)
     assert encode_table(rows).row_count == 2
 
 
 def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
-    main(["bench", "encode", "--tokens", "64", "--dim", "8", "--sizes", "32", "--repeats", "1", "--json"])
+    main(["bench", "encode", "--vectors", "64", "--dim", "8", "--sizes", "32", "--repeats", "1", "--json"])
     printed = capsys.readouterr()
     record = json.loads(printed.out)
-    assert record["settings"]["tokens"] == 64
+    assert record["settings"]["vectors"] == 64
     assert record["rows"][0]["codebook_size"] == 32
     assert record["machine"]["torch"] == torch.__version__
     assert "100.00%" in printed.err
@@ -137,21 +137,21 @@ def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
     ("command", "message"),
     [
         ("quantizers --quantizers nope", "unknown quantizer 'nope'"),
-        ("quantizers --tokens 0", "tokens must be at least 1, got 0"),
-        ("quantizers --sizes 0", "sizes must be at least 1, got 0"),
+        ("quantizers --vectors 0", "--vectors must be at least 1, got 0"),
+        ("quantizers --sizes 0", "--sizes must be at least 1, got 0"),
         (
             "quantizers --device tpu",
             "device 'tpu' cannot be used: a device is auto, cpu, cuda",
         ),
-        ("quantizers --quantizers fsq --sizes 1000 --tokens 4", "powers of two"),
-        ("encode --repeats 0", "repeats must be at least 1, got 0"),
-        ("train --steps 0", "steps must be at least 1, got 0"),
+        ("quantizers --quantizers fsq --sizes 1000 --vectors 4", "powers of two"),
+        ("encode --repeats 0", "--repeats must be at least 1, got 0"),
+        ("train --steps 0", "--steps must be at least 1, got 0"),
         ("train --name nope", "unknown run 'nope'"),
         ("train --name imagenet256-lgq", "which the plain model lacks"),
-        ("evaluate --images 0", "images must be at least 1, got 0"),
-        ("evaluate --features 1", "features must be at least 2, got 1"),
-        ("sample --steps 0", "steps must be at least 1, got 0"),
-        ("sample --rounds 0", "rounds must be at least 1, got 0"),
+        ("evaluate --images 0", "--images must be at least 1, got 0"),
+        ("evaluate --features 1", "--features must be at least 2, got 1"),
+        ("sample --steps 0", "--steps must be at least 1, got 0"),
+        ("sample --rounds 0", "--rounds must be at least 1, got 0"),
         ("sample --name poket", "did you mean 'pocket'"),
     ],
 )
@@ -164,7 +164,7 @@ def test_mistakes_end_in_one_line_and_exit_code_two(capsys, command, message):
 
 
 def test_an_interruption_shows_what_was_measured(capsys, monkeypatch):
-    rows = list(encode.run(encode.EncodeBenchmark(tokens=8, dim=4, sizes=(8,), repeats=1)))
+    rows = list(encode.run(encode.EncodeBenchmark(vectors=8, dim=4, sizes=(8,), repeats=1)))
 
     def interrupted(settings):
         yield from rows

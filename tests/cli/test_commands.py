@@ -58,9 +58,20 @@ def test_training_fills_a_run_directory(run):
     assert [record["split"] for record in read_records(run)] == ["train", "train", "validation"]
 
 
+def test_without_a_terminal_a_training_prints_a_line_per_interval_and_each_warning_as_one(tmp_path, capsys):
+    idle = ["--loss.gan", "0.1", "--loss.discriminator-start", "4", "--log-every", "2", *LARGER]
+    train(tmp_path / "run", "--val-data", "sample:held-out", *idle, steps=4)
+    warning, first, second, end = capsys.readouterr().err.splitlines()
+    assert warning.startswith("lgq: warning: the discriminator never trains: it joins at step 4")
+    assert first.startswith("step 2/4  loss ")
+    assert second.startswith("step 4/4  loss ")
+    assert " dB " in second
+    assert end.startswith("lgq: all 4 steps are done")
+
+
 def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
     train(tmp_path / "run", "--dry-run", *LARGER, "--loss.gan", "0.1", "--average-decay", "0.9")
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     for words in ("580, seen 0.0 times", "parameters, discriminator", "2,765,633", "activations", "average"):
         assert words in printed
     assert not (tmp_path / "run").exists()

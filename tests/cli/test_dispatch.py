@@ -36,7 +36,7 @@ def test_a_command_loads_what_it_needs(tmp_path):
 
     Image.new("RGB", (20, 20)).save(tmp_path / "photo.png")
     train = ["train", "pocket-lgq", "--data", tmp_path, "--steps", 2, "--out", tmp_path / "run"]
-    assert count(*train, *TINY_TOKENIZER) <= 70
+    assert count(*train, *TINY_TOKENIZER) <= 75
     tokenizer, out = Tokenizer.from_pretrained(tmp_path / "run" / "last"), tmp_path / "generator"
     small = TransformerSettings(layers=1, width=8, heads=1, hidden=8)
     MaskGIT(tokenizer, image_size=16, classes=["a"], transformer=small).save_pretrained(out)
@@ -95,20 +95,44 @@ def field_docstrings(settings: type) -> dict[str, str]:
         ("trian pocket-lgq", "unknown command 'trian': did you mean train?"),
         ("weights fech", "did you mean weights fetch?"),
         ("train poket-lgq --data d --out o", "unknown run 'poket-lgq': did you mean 'pocket-lgq'?"),
-        ("train --data d pocket-lgq --out o", "lgq train needs the name of a run before its options"),
-        ("train pocket-lgq --data d --out o --stepz 3", "did you mean --steps?"),
+        ("train pocket --data d --out o", "unknown run 'pocket': choose from pocket-lgq, pocket-ibq, "),
+        ("train --data d --out o", "lgq train needs the name of a run, one of pocket-lgq, pocket-ibq, "),
+        ("train --data d --out pocket-lgq", "lgq train needs the name of a run, one of pocket-lgq"),
+        ("train-generator", "needs the name of a run, one of pocket, imagenet256, smoke"),
+        ("train-generator foo", "unknown generator 'foo': choose from pocket, imagenet256, smoke"),
+        (
+            "train pocket-mine --data d --out o",
+            "unknown quantizer 'mine': import the module that registers it",
+        ),
+        (
+            "train pocket-lgq --data d --out o --stepz 3",
+            "has no option --stepz: did you mean --steps? See lgq train pocket-lgq --help.",
+        ),
+        ("sample GEN --data d", "lgq sample has no option --data; lgq train, lgq evaluate, "),
+        ("sample GEN --out s.png --zzz d", "lgq sample has no option --zzz: see lgq sample --help."),
         ("train pocket-lgq --data d --out o --steps many", "parsing --steps: invalid literal"),
-        ("train pocket-lgq --data d", "missing from lgq train pocket-lgq: --out"),
+        ("train pocket-lgq --data d", "lgq train pocket-lgq needs --out PATH"),
         ("train pocket-lgq --data d --out o --precision f17", "invalid choice 'f17'"),
-        ("train pocket-lgq --data d --out o --backbone.blocks 0", "blocks must be at least 1, got 0"),
+        (
+            "train pocket-lgq --data d --out o --backbone.blocks 0",
+            "lgq: --backbone.blocks must be at least 1, got 0",
+        ),
+        ("train --data d pocket-lgq --out o --codebook-size 0", "lgq: --codebook-size must be at least 1"),
+        ("train --data=d --no-compile pocket-lgq --out o --steps 0", "lgq: --steps must be at least 1"),
+        ("train --backbone.widths 8 16 pocket-lgq --data d --out o --seed -1", "lgq: --seed must lie in"),
+        ("train pocket-lgq --data d --out o --betas 2 0", "lgq: --betas must lie in 0..1, got 2"),
         ("train pocket-lgq --data d --out o --quantizer-options x", "of the form NAME=VALUE, got 'x'"),
-        ("train-generator pocket --tokens t --out o --sampling.top-p 2", "top_p must be above 0"),
+        ("train-generator pocket --tokens t --out o --top-p 2", "lgq: --top-p must be above 0"),
+        (
+            "train-generator pocket --tokens t --out o --sampling.steps 0",
+            "--sampling.steps must be at least 1",
+        ),
         (
             "train-generator pocket --tokens t --out o --transformer.heads 7",
-            "heads must divide width, got 7 heads",
+            "--transformer.heads must divide --transformer.width, got 7 heads",
         ),
-        ("evaluate GEN --tokens t --sampling.steps 0", "steps must be at least 1, got 0"),
-        ("sample GEN --out s.png --steps 0", "steps must be at least 1, got 0"),
+        ("evaluate GEN --tokens t --steps 0", "lgq: --steps must be at least 1, got 0"),
+        ("sample GEN --out s.png --steps 0", "lgq: --steps must be at least 1, got 0"),
         ("sample GEN --out s.png b c", "unrecognized options: b, c"),
     ],
 )

@@ -74,7 +74,7 @@ def test_files_hold_what_the_generator_draws_in_batches(generator, tmp_path):
 
 
 def test_a_command_that_was_stopped_continues_with_the_batches_that_miss_a_file(generator, tmp_path, capsys):
-    command = ["sample", generator, "--images", 10, "--steps", 2, "--batch-size", 4]
+    command = ["sample", generator, "--samples", 10, "--steps", 2, "--batch-size", 4]
     lgq(*command, "--out", tmp_path / "whole")
     lgq(*command, "--out", tmp_path / "broken")
     for name in ("class-0005-00000.png", "class-0009-00000.png"):  # of the second and the third batch

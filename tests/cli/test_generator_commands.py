@@ -1,7 +1,6 @@
 """`lgq train-generator` and `lgq evaluate` of a generator as a user types them: from images to a row."""
 
 import json
-import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -24,7 +23,7 @@ from lgq.training.journal import read_records
 
 SIDE, CODES = 8, 6
 CPU = torch.device("cpu")
-DRAWN = ["--images", 24, "--seeds", 0, 1, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0]
+DRAWN = ["--samples", 24, "--sampling-seeds", 0, 1, "--steps", 2, "--batch-size", 5, "--workers", 0]
 
 
 def build() -> Tokenizer:
@@ -92,8 +91,8 @@ def test_the_same_command_continues_a_generator(made, tmp_path, capsys):
 
 def test_a_dry_run_says_what_the_generator_needs_and_leaves_nothing(made, tmp_path, capsys):
     train(made, tmp_path / "run", "--dry-run", "--average-decay", 0.9)
-    printed = capsys.readouterr().out
-    resolved = json.loads(re.match(r"{.*^}", printed, re.DOTALL | re.MULTILINE)[0])
+    resolved, printed = capsys.readouterr()
+    resolved = json.loads(resolved)
     assert (resolved["transformer"]["layers"], resolved["loop"]["steps"]) == (1, 3)
     transformer = MaskGIT.from_pretrained(made.generator / "last").transformer
     parameters = sum(parameter.numel() for parameter in transformer.parameters())
@@ -124,8 +123,19 @@ def test_a_generator_learns_from_tokens_without_a_copy_of_their_tokenizer_if_it_
 
 def test_an_evaluation_is_printed_recorded_and_drawn(made, tmp_path, capsys):
     out = tmp_path / "out"
-    command = ["evaluate", made.generator, "--data", made.photos, "--images", 24, "--seeds", 0, 1, "--tokens"]
-    command += [made.val, "--sampling.steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
+    command = [
+        "evaluate",
+        made.generator,
+        "--data",
+        made.photos,
+        "--samples",
+        24,
+        "--sampling-seeds",
+        0,
+        1,
+        "--tokens",
+    ]
+    command += [made.val, "--steps", 2, "--batch-size", 5, "--workers", 0, "--out", out]
     lgq(*command)
     printed = capsys.readouterr().out
     (record,) = read_results(out / "results.jsonl")

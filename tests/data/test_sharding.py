@@ -164,9 +164,9 @@ def test_a_finished_directory_is_mended(photos, tmp_path, damage):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"shard_size": 3}, "shard_size is 2, not 3"),
-        ({"shard_size": 2, "seed": 0}, "seed is None, not 0"),
-        ({"shard_size": 2, "shard_bytes": 5}, "shard_bytes is None, not 5"),
+        ({"shard_size": 3}, "`shard_size` is 2, not 3"),
+        ({"shard_size": 2, "seed": 0}, "`seed` is None, not 0"),
+        ({"shard_size": 2, "shard_bytes": 5}, "`shard_bytes` is None, not 5"),
     ],
 )
 @pytest.mark.parametrize("finished", [True, False])
@@ -183,7 +183,7 @@ def test_other_settings_in_the_same_directory_are_refused(photos, tmp_path, sett
 
 def test_other_data_and_other_directories_are_refused(photos, tmp_path):
     shard(FolderDataset(photos), tmp_path / "out")
-    with pytest.raises(DataError, match="holds other shards: their source is"):
+    with pytest.raises(DataError, match="holds other shards: their `source` is"):
         shard(SampleDataset(), tmp_path / "out")
     with pytest.raises(DataError, match="holds other files than shards"):
         shard(FolderDataset(photos), photos)
@@ -197,7 +197,7 @@ def test_other_data_and_other_directories_are_refused(photos, tmp_path):
 def test_settings_that_make_no_shard_and_images_that_cannot_be_stored_leave_none(tmp_path):
     data = ShardDataset([write_tar(tmp_path / "a.tar", [("a.png", b"damaged"), ("b.png", b"")])])
     for settings in ({"shard_size": 0}, {"shard_bytes": 0}, {"seed": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(settings))} must be at least"):
+        with pytest.raises(ValueError, match=f"`{next(iter(settings))}` must be at least"):
             shard(data, tmp_path / "out", **settings)
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match=r"none of 2 images of .* can be stored, such as a\.tar/a\.png"):

@@ -77,7 +77,7 @@ def test_fewer_shards_than_readers_are_refused_with_the_way_out(data, workers, w
 
 @pytest.mark.parametrize("start", [7, [[5, 0, 0, 0, 0]], [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0]]])
 def test_a_position_of_other_readers_is_refused(data, start):
-    with pytest.raises(ValueError, match="start must be 0 or the position of a batch of 1 readers"):
+    with pytest.raises(ValueError, match="`start` must be 0 or the position of a batch of 1 readers"):
         StreamLoader(data, SMALL).stream(start)
 
 

@@ -70,7 +70,7 @@ def test_mistakes_are_named_in_one_line(images, out, capsys):
         ("form i/n", "logits", images, out, "--shard=-1/2"),
         ("from 0 to n - 1, such as 0/4, got '2/2'", "logits", images, out, "--shard", "2/2"),
         ("unknown row 'l3': did you mean 'l2'", "logits", images, out, "--only", "l3"),
-        ("seeds must be", "logits", images, out, "--seeds", "0"),
+        ("--seeds must be", "logits", images, out, "--seeds", "0"),
         ("does not exist", "logits", images / "nowhere", out),
         ("cannot use", "logits", images, images / "train" / "cat" / "0.png" / "x"),
     ):

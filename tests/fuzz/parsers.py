@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+import lgq
 from fuzz import seeds
 from lgq import weights
 from lgq.cli import parse
@@ -257,17 +258,12 @@ def run_directory(folder: Path) -> Prepared:
 
 @parser("settings", "json")
 def settings(folder: Path) -> Prepared:
-    def read(data: bytes) -> None:
-        try:
-            content = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise LGQError("no JSON") from error
-        kind = GeneratorRun if isinstance(content, dict) and "transformer" in content else TokenizerRun
-        run = from_json(kind, content)
-        assert from_json(kind, to_json(run)) == run or "nan" in repr(run)
+    def read() -> None:
+        run = lgq.run(config=folder / "run.json")
+        assert from_json(type(run), to_json(run)) == run or "nan" in repr(run)
 
     runs = (TokenizerRun(), SMALL_RUN, GeneratorRun())
-    return Prepared([json_bytes(to_json(run)) for run in runs], read)
+    return Prepared([json_bytes(to_json(run)) for run in runs], replacing(folder / "run.json", read))
 
 
 @parser("command line", "words", cost=6)
@@ -278,6 +274,7 @@ def command_line(folder: Path) -> Prepared:
         "evaluate run --data sample:held-out --image-size 32",
         "sample run --classes 0 7 --count 2 --seed 3",
         "encode run --data train-{000..005}.tar --out tokens",
+        "train --config run.json --data sample --out run",
     ]
 
     def read(data: bytes) -> None:

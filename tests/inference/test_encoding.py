@@ -280,10 +280,10 @@ def test_names_that_lead_outside_are_refused(tmp_path, tokenizer, name):
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"image_size": 18}, "image_size must be a multiple of f = 4, got 18"),
-        ({"image_size": 0}, "image_size must be a multiple of f = 4, got 0"),
-        ({"shard_size": 0}, "shard_size must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"image_size": 18}, "`image_size` must be a multiple of f = 4, got 18"),
+        ({"image_size": 0}, "`image_size` must be a multiple of f = 4, got 0"),
+        ({"shard_size": 0}, "`shard_size` must be at least 1, got 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
     ],
     ids=str,
 )

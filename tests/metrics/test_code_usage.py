@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.metrics.code_usage import CodeUsage
+from lgq.metrics.code_usage import CodeUsage, batch_utilization, usage_bars
 
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
@@ -69,3 +69,27 @@ def test_norms_are_summarized_for_dead_and_live_codes():
         },
         abs=1e-6,
     )
+
+
+def test_stages_have_usages_of_their_own():
+    first, second = CodeUsage(torch.tensor([2, 0, 1, 1])).by_stage(2)
+    assert (first.counts.tolist(), second.counts.tolist()) == ([2, 0], [1, 1])
+    assert (first.utilization, second.utilization) == (0.5, 1.0)
+
+
+def test_a_batch_uses_a_share_of_the_codes_within_reach():
+    tokens = torch.tensor([[[0, 1], [1, 3]], [[0, 0], [0, 0]]])
+    assert batch_utilization(tokens, 4).tolist() == [3 / 4]
+    assert batch_utilization(tokens, 100).tolist() == [3 / 8]
+    by_stage = torch.tensor([[0, 1], [0, 2], [1, 3]])
+    assert batch_utilization(by_stage, 4, stages=2).tolist() == pytest.approx([2 / 3, 1.0])
+
+
+def test_bars_show_the_frequencies_of_codes_in_falling_order():
+    image = usage_bars([CodeUsage(torch.tensor([0, 4, 2, 2]))], width=4, height=8)
+    assert image.shape == (3, 8, 4)
+    heights = (image[0] < 0).sum(0)  # bars are blue, the paper is white, the line of the uniform is orange
+    assert heights.tolist() == [8 - 1, 4, 4, 0], "the line lies over the first bar, and on the next two"
+    stages = usage_bars([CodeUsage(torch.tensor([1, 1]))] * 3, width=4, height=8)
+    assert stages.shape == (3, 3 * 8, 4)
+    assert usage_bars([CodeUsage(torch.zeros(5, dtype=torch.int64))]).isfinite().all(), "no tokens at all"

@@ -1,13 +1,14 @@
 """A codebook study equals its parts, applied to the tokens and latents of all images at once."""
 
 import itertools
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, to_tensor
@@ -16,6 +17,7 @@ from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.codebook_study import CodeAtlas, CodebookStudy, draw_study, study_codebook
 from lgq.metrics.geometry import CoOccurrence, PositionPairs
 from lgq.models.autoencoder import Backbone
+from lgq.plots.palette import colour_of
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
 
@@ -139,7 +141,7 @@ def test_progress_counts_images_broken_ones_are_left_out_and_bad_settings_refuse
     assert result.images == IMAGES - 1
     with pytest.raises(ValueError, match=r"must be multiples of 2, got 7 x 7"):
         study_codebook(tokenizer_of(), FolderDataset(photos), image_size=7)
-    with pytest.raises(ValueError, match=r"stage must lie in 0\.\.0.*got 1"):
+    with pytest.raises(ValueError, match=r"`stage` must lie in 0\.\.0.*got 1"):
         study(photos, tokenizer_of(), stage=1)
 
 
@@ -147,7 +149,9 @@ def test_progress_counts_images_broken_ones_are_left_out_and_bad_settings_refuse
     ("quantizer", "stages", "pictures"),
     [("rotvq", 2, {"usage", "atlas", "norms", "overlay"}), ("fsq", 1, {"usage", "atlas"})],
 )
-def test_a_study_is_drawn_with_the_label_of_its_quantizer(photos, monkeypatch, quantizer, stages, pictures):
+def test_a_study_is_drawn_with_the_label_and_in_the_colour_of_its_quantizer(
+    photos, monkeypatch, quantizer, stages, pictures
+):
     titles: list[str] = []
     original = Axes.set_title
     monkeypatch.setattr(
@@ -158,6 +162,8 @@ def test_a_study_is_drawn_with_the_label_of_its_quantizer(photos, monkeypatch, q
     assert drawn.keys() == pictures
     caption = "RotVQ, stage 2 of 2: " if stages > 1 else "FSQ: "
     assert any(title.startswith(caption) for title in titles)
+    usage = np.asarray(Image.open(BytesIO(drawn["usage"])).convert("RGB"))
+    assert (usage == ImageColor.getrgb(colour_of(quantizer))).all(2).any()
 
 
 @pytest.mark.parametrize("batch", [1, 4, 12])

@@ -20,6 +20,7 @@ from cheap_inception import (
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
+from lgq.errors import LGQWarning
 from lgq.metrics import generation
 from lgq.metrics.fid import Gaussian, StatisticsError
 from lgq.metrics.generation import PICTURES, GenerationEvaluation, evaluate_generation
@@ -202,6 +203,13 @@ def test_too_few_images_are_a_reason(tmp_path, networks, samples, photographs, m
     assert all(f"{fewer} images are too few" in reason for reason in evaluation.absent.values())
 
 
+@pytest.mark.parametrize(("samples", "photographs"), [(11, IMAGES), (SAMPLES, 11)])
+def test_a_gfid_of_fewer_images_than_features_on_either_side_warns(tmp_path, networks, samples, photographs):
+    reference = reference_of(put_pictures(tmp_path / "few", photographs), networks)
+    with pytest.warns(LGQWarning, match=r"^gFID of 11 images .* the 12 features of .*; compare .* KID"):
+        evaluate(reference, networks, samples=samples)
+
+
 def test_unreadable_real_images_are_left_out_and_progress_counts_all(tmp_path, photos, networks):
     folder = put_pictures(tmp_path / "photos", IMAGES, broken=(2, 5))
     assert reference_of(folder, networks).gaussian.count == IMAGES - 2
@@ -235,9 +243,9 @@ def test_a_record_holds_all_that_the_metrics_depend_on(reference, networks, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 1}, "images must be at least 2, got 1"),
-        ({"classes": 0}, "classes must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"samples": 1}, "`samples` must be at least 2, got 1"),
+        ({"classes": 0}, "`classes` must be at least 1, got 0"),
+        ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         ({"seeds": ()}, r"one or more different numbers, got \[\]"),
         ({"seeds": (1, 2, 1)}, r"one or more different numbers, got \[1, 2, 1\]"),
     ],

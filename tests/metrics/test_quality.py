@@ -1,15 +1,23 @@
 """An evaluation is one pass that equals the plain formulas, on one process or several, cached or not."""
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cheap_inception import CheapInception, expect_cheap_networks, gaussian, put_pictures
+from cheap_inception import (
+    FEATURES,
+    CheapInception,
+    expect_cheap_networks,
+    gaussian,
+    put_pictures,
+)
 from torch import Tensor
 
 from lgq.data import DataError, FolderDataset, ImageLoader, LoaderSettings
+from lgq.errors import LGQWarning
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.precision_recall import precision_recall
@@ -124,6 +132,17 @@ def test_too_few_images_are_a_reason(tmp_path, networks, count, present):
     assert evaluation.absent.keys() == set(RECONSTRUCTION_FEATURE_METRICS) - present
     assert all(f"{count} images are too few" in reason for reason in evaluation.absent.values())
     assert (evaluation.fid is None) == (not present)
+
+
+@pytest.mark.parametrize(("count", "warns"), [(FEATURES - 1, True), (FEATURES, False)])
+def test_an_rfid_of_fewer_images_than_features_warns(tmp_path, networks, count, warns):
+    folder = put_pictures(tmp_path / "few", count)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LGQWarning)
+        evaluate(folder, networks)
+    expected = [f"rFID of {count} images is biased upwards"] if warns else []
+    assert [str(warning.message).partition(":")[0] for warning in caught] == expected
+    assert all("compare models by KID, or take 12 images" in str(warning.message) for warning in caught)
 
 
 def test_broken_images_are_left_out_and_named(tmp_path, networks):

@@ -71,17 +71,17 @@ def test_checkpointing_gives_identical_gradients_and_keeps_less_in_training_only
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"widths": ()}, "widths must be at least 1, got none"),
-        ({"widths": (8, -16)}, "widths must be at least 1, got 8, -16"),
-        ({"widths": (8, 18)}, "groups must divide widths, got 4 and .*18 is no multiple"),
-        ({"groups": 0}, "groups must be at least 1, got 0"),
-        ({"blocks": 0}, "blocks must be at least 1, got 0"),
+        ({"widths": ()}, "`widths` must be at least 1, got none"),
+        ({"widths": (8, -16)}, "`widths` must be at least 1, got 8, -16"),
+        ({"widths": (8, 18)}, "`groups` must divide `widths`, got 4 and .*18 is no multiple"),
+        ({"groups": 0}, "`groups` must be at least 1, got 0"),
+        ({"blocks": 0}, "`blocks` must be at least 1, got 0"),
         (
             {"attention_heads": 3},
-            r"attention_heads \(0 for none\) must divide the last of widths, got 3 and .*16",
+            r"`attention_heads` \(0 for none\) must divide the last of `widths`, got 3 and .*16",
         ),
-        ({"attention_heads": -1}, r"attention_heads \(0 for none\) must be at least 1, got -1"),
-        ({"latent_channels": 7}, "latent_groups must divide latent_channels, got 2 and .*7"),
+        ({"attention_heads": -1}, r"`attention_heads` \(0 for none\) must be at least 1, got -1"),
+        ({"latent_channels": 7}, "`latent_groups` must divide `latent_channels`, got 2 and .*7"),
     ],
 )
 def test_contradictory_settings_raise_an_error(change, message):

@@ -55,8 +55,8 @@ def test_initial_weights_have_a_standard_deviation_of_two_hundredths():
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
-        ({"base_width": 0}, (3, 64, 64), "base_width must be at least 1, got 0"),
-        ({"layers": -1}, (3, 64, 64), "layers must be at least 1, got -1"),
+        ({"base_width": 0}, (3, 64, 64), "`base_width` must be at least 1, got 0"),
+        ({"layers": -1}, (3, 64, 64), "`layers` must be at least 1, got -1"),
         ({"base_width": 4}, (3, 23, 64), "at least 24 pixels, got 23 x 64: use .* fewer layers"),
         ({"base_width": 4}, (3, 64, 16), "at least 24 pixels, got 64 x 16"),
         ({"base_width": 4}, (1, 32, 32), r"\(b, 3, h, w\), got shape \(1, 1, 32, 32\)"),

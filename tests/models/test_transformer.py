@@ -81,14 +81,14 @@ def test_dropout_acts_in_training_only_on_attention_weights_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"width": 10, "heads": 4}, "heads must divide width, got 4 heads and width 10"),
-        ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0"),
-        ({"hidden": -1}, "hidden must be at least 1"),
+        ({"layers": 0}, "`layers` must be at least 1, got 0"),
+        ({"width": 10, "heads": 4}, "`heads` must divide `width`, got 4 heads and width 10"),
+        ({"dropout": 1.0}, r"`dropout` must be at least 0 and below 1, got 1\.0"),
+        ({"hidden": -1}, "`hidden` must be at least 1"),
     ],
 )
 def test_impossible_sizes_raise_an_error(settings: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
         TransformerSettings(**settings)
-    with pytest.raises(ValueError, match="codebook_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`codebook_size` must be at least 1, got 0"):
         MaskedTransformer(0, 4, 1, TINY)

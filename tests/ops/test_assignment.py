@@ -258,12 +258,12 @@ def test_operators_keep_the_contract_of_torch_and_inputs_need_not_be_contiguous(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda z, e: soft_assignment(z, e, 0.0), "tau must be positive and finite, got 0.0"),
-        (lambda z, e: soft_assignment(z, e, -1.0), "tau must be positive and finite, got -1.0"),
-        (lambda z, e: soft_assignment(z, e, float("nan")), "tau must be positive and finite, got nan"),
+        (lambda z, e: soft_assignment(z, e, 0.0), "`tau` must be positive and finite, got 0.0"),
+        (lambda z, e: soft_assignment(z, e, -1.0), "`tau` must be positive and finite, got -1.0"),
+        (lambda z, e: soft_assignment(z, e, float("nan")), "`tau` must be positive and finite, got nan"),
         (lambda z, e: soft_assignment(z, e, torch.tensor(1.0, requires_grad=True)), "without a gradient"),
         (lambda z, e: soft_assignment(z, e, torch.ones(2)), r"single number .* got shape \(2,\)"),
-        (lambda z, e: soft_assignment(z, e, 1.0, tile=0), "tile must be at least 1 vector, got 0"),
+        (lambda z, e: soft_assignment(z, e, 1.0, tile=0), "`tile` must be at least 1 vector, got 0"),
         (lambda z, e: nearest_codes(z, e[:0]).indices, "at least one code"),
     ],
 )

@@ -91,9 +91,9 @@ def test_bad_input_is_refused_by_name():
     latents, codes = points()
     with pytest.raises(ValueError, match="same channels to share a plane, got 4 and 3"):
         project(latents, codes[:, :3])
-    with pytest.raises(ValueError, match="latents must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="`latents` must be at least 2, got 1"):
         project(latents[:1], codes)
-    with pytest.raises(ValueError, match="method must be 'auto' or 'umap' or 'pca', got 'tsne'"):
+    with pytest.raises(ValueError, match="`method` must be 'auto' or 'umap' or 'pca', got 'tsne'"):
         project(latents, codes, method="tsne")
 
 

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from png_pixels import count, opened
 
 from lgq.plots.canvas import SHADE
 from lgq.plots.curves import CURVES, training_curves, usage_histogram
+from lgq.plots.palette import colour_of
 
 
 def has(colour: str, png: bytes) -> bool:
@@ -27,15 +29,33 @@ RECORDS = [
 ]
 
 
+def last_panel(png: bytes) -> np.ndarray:
+    """The lower right quarter of a figure."""
+    pixels = opened(png)
+    return pixels[pixels.shape[0] // 2 + 10 :, pixels.shape[1] // 2 + 60 :]
+
+
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.value)
 def test_a_value_that_a_run_does_not_measure_has_no_panel(curve):
-    records = [
-        line | {"values": {name: v for name, v in line["values"].items() if name != curve.value}}
-        for line in RECORDS
-    ]
-    plot = training_curves(records)
-    assert not has(curve.colour, plot)
-    assert all(has(shown.colour, plot) for shown in CURVES if shown != curve)
+    without, alone = (
+        [
+            line
+            | {"values": {name: v for name, v in line["values"].items() if (name == curve.value) is kept}}
+            for line in RECORDS
+        ]
+        for kept in (False, True)
+    )
+    assert (last_panel(training_curves(RECORDS)) < 255).any()
+    assert (last_panel(training_curves(without)) == 255).all()
+    assert opened(training_curves(alone)).shape[1] < opened(training_curves(RECORDS)).shape[1]
+
+
+@pytest.mark.parametrize(("name", "other"), [("lgq", "fsq"), ("fsq", "lgq")])
+def test_plots_have_the_colour_of_their_quantizer(name, other):
+    colour, counts = colour_of(name), torch.tensor([5, 0, 9, 1])
+    for plot in (training_curves(RECORDS, colour=colour), usage_histogram(counts, colour=colour)):
+        assert has(colour, plot)
+        assert not has(colour_of(other), plot)
 
 
 def test_a_single_record_is_enough_for_its_panel():
@@ -67,5 +87,5 @@ def test_half_of_the_plot_is_shaded_where_half_of_the_codes_are_unused():
 def test_a_run_without_records_and_a_histogram_of_no_tokens_raise_an_error():
     with pytest.raises(ValueError, match=r"none of 0 records .* train for some steps"):
         training_curves([])
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`tokens` must be at least 1, got 0"):
         usage_histogram(torch.zeros(4, dtype=torch.int64))

@@ -181,7 +181,7 @@ def test_empty_pictures_and_wrong_sizes_are_refused():
         (lambda: sample_grid(image, [0], ("",), caption="", columns=0), "columns"),
         (lambda: sample_grid(image, [0], ("",), caption="", scale=-1), "scale"),
     ):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 1"):
             draw()
 
 

@@ -115,14 +115,14 @@ def test_data_init_from_few_latents_makes_distinct_codes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tau_start": 0.0}, "tau_start must be positive and finite, got 0.0"),
-        ({"tau_end": -1.0}, "tau_end must be positive and finite, got -1.0"),
-        ({"peak_weight": -0.1}, "peak_weight must be at least 0, got -0.1"),
-        ({"latent_weight": float("nan")}, "latent_weight must be at least 0, got nan"),
-        ({"score": "cosine"}, "score must be 'l2' or 'dot', got 'cosine'"),
-        ({"tau_shape": "step"}, "tau_shape must be 'linear' or 'cosine' or 'constant', got 'step'"),
-        ({"diversity_scale": "k"}, "diversity_scale must be 'codes' or 'tokens', got 'k'"),
-        ({"init": "zeros"}, "init must be 'normal' or 'data', got 'zeros'"),
+        ({"tau_start": 0.0}, "`tau_start` must be positive and finite, got 0.0"),
+        ({"tau_end": -1.0}, "`tau_end` must be positive and finite, got -1.0"),
+        ({"peak_weight": -0.1}, "`peak_weight` must be at least 0, got -0.1"),
+        ({"latent_weight": float("nan")}, "`latent_weight` must be at least 0, got nan"),
+        ({"score": "cosine"}, "`score` must be 'l2' or 'dot', got 'cosine'"),
+        ({"tau_shape": "step"}, "`tau_shape` must be 'linear' or 'cosine' or 'constant', got 'step'"),
+        ({"diversity_scale": "k"}, "`diversity_scale` must be 'codes' or 'tokens', got 'k'"),
+        ({"init": "zeros"}, "`init` must be 'normal' or 'data', got 'zeros'"),
     ],
 )
 def test_bad_settings_raise_an_error(options, message):
@@ -134,7 +134,7 @@ def test_bad_settings_raise_an_error(options, message):
     ("name", "options", "message"),
     [
         ("lqg", {}, "unknown quantizer 'lqg': did you mean 'lgq'?"),
-        ("zzz", {}, "choose from lgq, ibq, vq, rotvq, fsq, lfq, simvq"),
+        ("zzz", {}, "Registered are lgq, ibq, vq, rotvq, fsq, lfq, simvq"),
         ("lgq", {"peak_wieght": 1.0}, "unknown lgq option 'peak_wieght': did you mean 'peak_weight'?"),
         ("fsq", {"decay": 0.9}, "unknown fsq option 'decay': choose from channel_dim, levels, seed"),
     ],
@@ -148,11 +148,11 @@ def test_errors_about_unknown_names_list_the_known_ones(name, options, message):
 @pytest.mark.parametrize(
     ("dim", "size", "message"),
     [
-        (8.0, 16, "dim must be a whole number, got 8.0"),
-        (True, 16, "dim must be a whole number, got True"),
-        (8, "16", "codebook_size must be a whole number, got '16'"),
-        (-1, 8, "dim must be at least 1"),
-        (4, 0, "codebook_size must be at least 1"),
+        (8.0, 16, "`dim` must be a whole number, got 8.0"),
+        (True, 16, "`dim` must be a whole number, got True"),
+        (8, "16", "`codebook_size` must be a whole number, got '16'"),
+        (-1, 8, "`dim` must be at least 1"),
+        (4, 0, "`codebook_size` must be at least 1"),
     ],
 )
 def test_sizes_that_are_not_positive_integers_raise_an_error(dim, size, message):

@@ -1,5 +1,6 @@
 """The report and the README say what the committed records say."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -12,6 +13,7 @@ from lgq.reporting.result_set import read_result_set
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_results.py"))
 AGAIN = "run scripts/write_results.py"
+LAPTOP = re.compile(r"million codes[\s\w]* on a laptop")
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +32,33 @@ def test_the_report_is_what_the_records_give(results):
     assert not results.damaged
 
 
-def test_the_readme_has_the_table_of_the_records(results):
-    readme = SCRIPT["README"].read_text()
-    assert SCRIPT["headline_table"](results) in readme, AGAIN
-    assert SCRIPT["with_table"](readme, results) == readme
+@pytest.mark.parametrize("page", SCRIPT["PAGES"], ids=lambda page: page.name)
+def test_readme_and_docs_have_the_tables_and_numbers_of_the_records(results, page):
+    parts, text = SCRIPT["parts_of"](results, SCRIPT["timed_steps"]()), page.read_text()
+    assert SCRIPT["rewritten"](text, parts) == text, AGAIN
+    assert parts["million"] in text
+    assert SCRIPT["rewritten"](text, {"million": "changed"}).count("changed") == 1
+
+
+def test_a_million_codes_stand_beside_their_seconds_per_step_wherever_they_are_claimed():
+    record = json.loads((ROOT / "docs/benchmarks/million.json").read_text())["rows"][0]
+    seconds = f"{record['ms'] / 1e3:.0f} seconds per step"
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    claims = [page for page in pages if LAPTOP.search(page.read_text())]
+    assert len(claims) >= 2
+    for page in claims:
+        for claim in LAPTOP.finditer(page.read_text()):
+            assert seconds in page.read_text()[claim.start() : claim.start() + 700], page
+    table = SCRIPT["cost_table"](SCRIPT["timed_steps"]())
+    assert table.splitlines()[-1].startswith("| 1,048,576 | 155 |  | 848 MB |")
+    assert "| 4,096 | 0.24 | 0.91 | 45 MB | 682 MB | 1.31 | 4.95 |" in table
 
 
 def test_every_record_is_planned_and_has_its_command_and_seed(results):
     planned = {row.id for plan in results.plans.values() for row in plan.rows}
     for run in results.runs.values():
         assert run.id in planned
-        assert run.command.startswith("lgq experiment ")
+        assert results.command(run).startswith("lgq experiment ")
         assert run.seed is not None or run.kind == "cost"
 
 

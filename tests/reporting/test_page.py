@@ -1,6 +1,8 @@
 """The page shows what the records say, loads nothing from elsewhere, and trusts no file."""
 
+import json
 import re
+import shlex
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -11,10 +13,13 @@ from PIL import Image
 from result_sets import FakeRow, comparison_rows, write_results
 
 import lgq
+from lgq.cli import main, parse
 from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.reporting.page import report, report_page
+from lgq.experiments.tables import EXPERIMENTS
+from lgq.plots.palette import colour_of
+from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, build_table, table_specs
 from lgq.reporting.result_set import read_result_set
 
@@ -40,6 +45,9 @@ class Checker(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.text = ""
+        self.commands: list[str] = []
+        self.in_command = False
+        self.regions: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = dict(attributes)
@@ -50,6 +58,12 @@ class Checker(HTMLParser):
         self.loads += [value or "" for name, value in attributes if name in {"src", "srcset", "data"}]
         if tag == "img":
             assert given.get("alt")
+        if given.get("class") == "command":
+            self.commands.append("")
+        self.in_command = given.get("class") == "command"
+        if "scroll" in (given.get("class") or "").split():
+            assert (given.get("tabindex"), given.get("role")) == ("0", "region")
+            self.regions.append(given["aria-label"] or "")
         if tag not in VOID or (tag == "path" and self.get_starttag_text()[-2] != "/"):
             self.open.append(tag)
 
@@ -58,9 +72,12 @@ class Checker(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.in_command = False
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.in_command:
+            self.commands[-1] += data
 
 
 def checked(page: str) -> Checker:
@@ -150,22 +167,37 @@ def test_a_run_that_failed_is_named_and_has_no_numbers(tmp_path):
     write_results(tmp_path, {"comparison": rows})
     result_set = read_result_set(tmp_path)
     assert "the loss is NaN" in checked(report_page(result_set)).text
-    row = next(row for row in build_table(result_set, table_specs()["tab:k16k"]).rows if row.name == "LGQ")
+    row = next(row for row in build_table(result_set, table_specs()["Table 2"]).rows if row.name == "LGQ")
     assert (row.seeds, row.failed) == (0, 1)
     assert {cell.mean for cell in row.ours} == {NOT_GIVEN}
+
+
+def test_a_run_that_warned_is_named_with_its_warnings(tmp_path):
+    rows = [FakeRow("LGQ", {"quantizer": "lgq"}, [{"psnr": 20.0}])]
+    write_results(tmp_path, {"comparison": rows})
+    (journal,) = tmp_path.glob("runs/*/metrics.jsonl")
+    for message in ("few codes <are> used", HOSTILE):
+        record = {"step": 500, "split": "warning", "values": {}, "cause": "few_codes", "message": message}
+        journal.write_text(journal.read_text() + json.dumps(record) + "\n")
+    page = checked(report_page(read_result_set(tmp_path)))
+    assert "Runs that warned" in page.text
+    assert "few codes <are> used" in page.text
+    rest = json.dumps(record | {"message": None}) + "\n"
+    journal.write_text(rest.replace("warning", "train"))
+    assert "Runs that warned" not in checked(report_page(read_result_set(tmp_path))).text
 
 
 def test_places_that_hold_no_results_or_cannot_take_the_page_are_refused(results, tmp_path):
     page, empty = tmp_path / "page.html", tmp_path / "empty"
     empty.mkdir()
-    for message, source, out, keep in (
+    for message, source, out, copy in (
         ("lgq experiment", tmp_path / "gone", page, None),
         ("lgq experiment", empty, page, None),
         ("is a directory: give a file", results.root, tmp_path, None),
         ("choose another directory", results.root, page, results.root),
     ):
         with pytest.raises(LGQError, match=message):
-            report(source, out, keep=keep)
+            report(source, out, copy=copy)
         assert not page.exists()
 
 
@@ -183,7 +215,7 @@ def test_a_copy_gives_the_same_page_without_weights(results, tmp_path):
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(100))
     page, again, copy = tmp_path / "page.html", tmp_path / "again.html", tmp_path / "copy"
-    summary = lgq.report(results.root, page, keep=copy)
+    summary = lgq.report(results.root, page, copy=copy)
     report(copy, again)
     assert again.read_bytes() == page.read_bytes()
     copied = [file for file in copy.rglob("*") if file.is_file()]
@@ -213,3 +245,86 @@ def test_samples_name_their_classes_where_all_generators_drew_the_same(tmp_path,
         written.write_pictures(row.ids("generation")[0], {"samples": png()})
     text = checked(report_page(read_result_set(written.root))).text
     assert ("row by row: tench; barn." in text) is named
+
+
+LABEL = re.compile(r"\b(tab|fig|sec|app|prop|eq|alg):\w|\\\\(ref|cref|label)")
+"""Labels of the paper's source."""
+
+
+def test_readers_meet_numbers_of_tables_and_no_labels_of_the_papers_source(results):
+    text = checked(report_page(read_result_set(results.root))).text
+    assert not LABEL.search(text)
+    for name in ("Table 2", "Table 11", "Section 6.2", "Appendix C", "Figure 3"):
+        assert name in text
+    assert not any(LABEL.search(table.paper + table.about) for table in EXPERIMENTS.values())
+    assert LABEL.search("see tab:main")
+
+
+def test_commands_of_the_page_can_be_pasted_and_run(tmp_path, monkeypatch, capsys):
+    """Quotes, the options of now, and data as it was given."""
+    monkeypatch.chdir(tmp_path)
+    folder = "my photos {0..1}"
+    Path(folder).mkdir()
+    Image.new("RGB", (40, 40), (200, 90, 30)).save(tmp_path / folder / "cat.jpg")
+    words = ["--scale", "smoke", "--data", folder, "--only", "fsq", "--out", "results"]
+    rows = comparison_rows({"fsq": (20.0, 21.0), "lgq": (22.0,)})
+    rows[0].extra = {"command": ["lgq", "experiment", "comparison", *words]}
+    rows[1].extra = {"command": ["lgq", "experiment", "a name of before", *words]}
+    write_results(tmp_path / "made", {"comparison": rows})
+    assert main(["report", "made", "--out", "report.html"]) is None
+    commands = checked(Path("report.html").read_text()).commands
+    assert len(commands) > 2
+    assert set(commands) == {f"lgq experiment {shlex.join(['comparison', *words])}"}
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "lgq"
+        assert parse(arguments).data == folder
+    main([*shlex.split(commands[0])[1:], "--dry-run"])
+    assert "FSQ, seed 0" in capsys.readouterr().out
+
+
+def test_every_command_of_the_committed_page_parses_and_names_an_experiment():
+    page = checked((Path(__file__).parent.parent.parent / "docs/results/report.html").read_text())
+    assert page.commands
+    for command in set(page.commands):
+        assert parse(shlex.split(command)[1:]).name in EXPERIMENTS
+
+
+def test_regions_that_scroll_have_names_show_their_edges_and_can_be_reached_by_keyboard(results):
+    page = report_page(read_result_set(results.root))
+    regions = checked(page).regions
+    assert len(regions) == page.count("</table>") + 2
+    assert len(set(regions)) == len(regions)
+    assert all("scroll" in name for name in regions)
+    assert page.count('class="hint"') == len(regions)
+    for needed in ("background-attachment: local", "scroll-timeline: --sideways", "@keyframes hint"):
+        assert needed in page
+
+
+def test_every_column_of_a_table_leads_to_its_meaning(results):
+    page = report_page(read_result_set(results.root))
+    shown = {column for table in table_specs().values() for column in table.columns}
+    for column in shown:
+        assert f'title="{column.tooltip}">{column.heading}</a>' in page
+        assert f"<dt>{column.heading}</dt><dd>{column.tooltip}</dd>" in page
+
+
+def test_tables_and_pictures_say_on_how_many_images_and_seeds_they_stand(results):
+    page = report_page(read_result_set(results.root))
+    text = checked(page).text
+    assert "3 training seeds per row; 1,000 validation images" in text
+    assert "Paper (Table 2): rFID on 10,000 validation images; one training run per row." in text
+    assert "200 validation images; 3 training seeds per line" in text
+    assert "The same 2 images of photos through every tokenizer of the comparison, one seed each." in text
+    assert "Counted on 5,000 validation images, one training seed each." in text
+
+
+def test_plots_have_the_colour_of_their_quantizer_whenever_they_were_drawn():
+    blue, white, grey = ((0, 114, 178), (255, 255, 255), (220, 220, 220))
+    pale = (128, 184, 217)
+    plot = np.array([[blue, white, grey, pale, (213, 94, 0), (0, 0, 0)]], dtype=np.uint8)
+    red, pink = [184, 0, 31], [220, 128, 143]
+    changed = tinted(plot, "#b8001f")
+    assert changed[0].tolist() == [red, *map(list, (white, grey)), pink, [213, 94, 0], [0, 0, 0]]
+    assert tinted(plot, colour_of("lgq")) is plot
+    assert np.array_equal(tinted(changed, "#b8001f"), changed)

@@ -1,5 +1,8 @@
 """Tables show means over seeds beside the paper's figures; Student's intervals tell a clear best value."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 from result_sets import FakeRow, comparison_rows, result_set_of
@@ -8,6 +11,7 @@ from scipy import stats
 from lgq.experiments.tables import EXPERIMENTS
 from lgq.experiments.tasks import SCALES
 from lgq.reporting.paper_tables import (
+    BASES,
     COLUMNS,
     NOT_GIVEN,
     Column,
@@ -18,7 +22,7 @@ from lgq.reporting.paper_tables import (
 )
 from lgq.reporting.result_set import ResultSet, Sample
 
-COMPARISON = table_specs()["tab:k16k"]
+COMPARISON = table_specs()["Table 2"]
 PSNRS = {"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}
 
 
@@ -42,7 +46,7 @@ def as_planned(experiment: str) -> ResultSet:
     return result_set_of({experiment: rows})
 
 
-@pytest.mark.parametrize("label", ["tab:k16k", "tab:lgq_sweep", "tab:abl_reg", "tab:abl_tau"])
+@pytest.mark.parametrize("label", ["Table 2", "Table 3", "Table 6", "Table 7"])
 def test_every_row_of_the_paper_is_a_run_that_its_experiment_asks_for(label):
     table = table_specs()[label]
     shown = build_table(as_planned(table.experiment), table)
@@ -62,7 +66,7 @@ def test_a_paper_figure_is_written_as_it_is_printed():
 
 def test_timings_have_no_seeds():
     rows = [FakeRow("LGQ", {"quantizer": "lgq", "codebook_size": 4096}, [{"ms": 1.0}], kind="cost")]
-    table = build_table(result_set_of({"cost": rows}), table_specs()["tab:quantizer_cost"])
+    table = build_table(result_set_of({"cost": rows}), table_specs()["Table 8"])
     assert not table.has_seeds
     shown = next(row for row in table.rows if row.ours)
     assert {run.seed for cell in shown.ours for run, _ in cell.sources} == {None}
@@ -164,8 +168,58 @@ def test_differences_prefer_the_experiment_with_more_seeds():
 
 def test_shares_are_in_per_cent_and_arrows_show_the_better_direction():
     assert COLUMNS["utilization"].write(0.9876) == "98.76"
-    assert (COLUMNS["utilization"].heading, COLUMNS["rfid"].heading) == ("Util. % ↑", "rFID ↓")
+    assert (COLUMNS["utilization"].heading, COLUMNS["rfid"].heading) == ("Codes used, % ↑", "rFID ↓")
     assert Column("x", "X").heading == "X"
+
+
+@pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
+def test_every_column_says_in_words_what_it_is_and_what_it_is_measured_on(column):
+    assert column.about.endswith(".")
+    assert column.on in BASES
+    assert not re.search(r"\b(Util|Corr|Co-occ|Rec|MI|IS)\b|H /", column.title)
+    assert column.tooltip.endswith(f"{column.better.capitalize()} is better." if column.better else ".")
+
+
+def measured(metric: str, **extra: Any) -> FakeRow:
+    config = {"quantizer": "lgq", "validation_images": 40, "validation_data": {"images": 30}, "tokens": 64}
+    return FakeRow("LGQ", config, [{metric: 1.0}] * 2, extra={"images": 1000, **extra})
+
+
+@pytest.mark.parametrize(
+    ("source", "metric", "extra", "basis"),
+    [
+        ("Table 2", "psnr", {}, "2 training seeds per row; 1,000 validation images"),
+        ("Table 4", "geometry.dead_codes", {}, "2 training seeds per row; 5,000 validation images"),
+        ("Section 7.2", "psnr", {}, "2 training seeds per row; 30 validation images"),
+        ("Appendix C", "seconds_per_step", {}, "2 training seeds per row; 1 training steps"),
+        ("Table 8", "ms", {"kind": "cost"}, "64 vectors per step"),
+    ],
+)
+def test_a_table_says_on_how_many_seeds_and_images_it_stands(source, metric, extra, basis):
+    spec = table_specs()[source]
+    row = measured(metric, **extra)
+    row.kind = extra.get("kind", row.kind)
+    assert build_table(result_set_of({spec.experiment: [row]}), spec).basis == basis
+
+
+def test_columns_on_other_images_are_named():
+    tokenizer = measured("rfid")
+    generator = FakeRow(
+        "LGQ", {}, [{"gfid": 1.0}], kind="generator", extra={"images": 200},
+        tokenizers=tokenizer.ids("comparison")[:1],
+    )  # fmt: skip
+    results = result_set_of({"comparison": [tokenizer], "generation": [generator]})
+    assert build_table(results, table_specs()["Table 5"]).basis == (
+        "1 training seed per row; rFID of the tokenizer: 1,000 validation images; "
+        "gFID, Inception Score: 200 generated images per sampling seed"
+    )
+
+
+@pytest.mark.parametrize("spec", table_specs().values(), ids=table_specs())
+def test_a_table_of_the_paper_has_its_number_and_says_what_its_figures_stand_on(spec):
+    assert re.fullmatch(r"(Table \d+|Section \d\.\d|Appendix [A-K](, over K)?)", spec.source)
+    assert re.search(r"one training run per row|vectors per step", spec.basis)
+    assert len(spec.paper_headings) == len(spec.columns)
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), (3.0, 3.5, 3.1), tuple(range(12)), tuple(range(40))])

@@ -4,19 +4,29 @@ import json
 import logging
 import sys
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
+import tiny_generator
+import tiny_run
+import torch
 from faulty_disk import FaultyDisk
 from identity import assert_identical
+from PIL import Image
 
+from lgq.data.transforms import to_pixels
 from lgq.errors import LGQError
-from lgq.progress import training_bar
 from lgq.training.checkpoint import capture_random_state
 from lgq.training.journal import METRICS, TENSORBOARD, WandbTracker, open_journal, read_records
+from lgq.training.watch import Finding
+
+GRADIENT = torch.linspace(-1, 1, 3 * 4 * 6).view(3, 4, 6)
+COLLAPSE = Finding("few_codes", "few codes are used")
 
 
 def record_steps(run: Path, steps: range, *, after: int = 0) -> None:
@@ -89,18 +99,43 @@ def test_tensorboard_shows_the_same_values(tmp_path):
     assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_bar_shows_loss_psnr_utilization_and_rate_on_a_terminal_only(terminal, capfd, monkeypatch):
-    if terminal:
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setenv("COLUMNS", "200")
-    with training_bar(10, 0, 4, hidden=False) as bar:
-        bar.note({"loss": 0.5, "psnr": 20.0, "utilization": 0.9, "gradient": 1.0})
-        bar.advance(1)
-    out, err = capfd.readouterr()
-    assert out == ""
-    shown = [part in err for part in ("loss 0.5000", "20.00 dB", "90.0% used", "images/s")]
-    assert shown == [terminal] * 4
+def test_tensorboard_shows_pictures_and_warnings(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_journal(tmp_path, step=0) as journal:
+        journal.show(3, "validation", {"reconstructions": GRADIENT})
+        journal.warn(4, COLLAPSE, seconds=1.0)
+    board = EventAccumulator(str(tmp_path / TENSORBOARD)).Reload()
+    (picture,) = board.Images("validation/reconstructions")
+    assert picture.step == 3
+    assert np.array_equal(np.asarray(Image.open(BytesIO(picture.encoded_image_string))), to_pixels(GRADIENT))
+    (warning,) = board.Tensors("warning/few_codes/text_summary")
+    assert (warning.step, warning.tensor_proto.string_val[0]) == (4, b"few codes are used")
+
+
+def test_tensorboard_has_the_pictures_that_validations_write(photos, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tiny_run.train(tiny_run.TINY, photos, tmp_path / "run")
+    tiny_generator.train(
+        tiny_generator.TINY, tiny_generator.draw_tokens(tmp_path / "tokens"), tmp_path / "generator"
+    )
+    for run, names in (("run", {"reconstructions", "usage"}), ("generator", {"samples"})):
+        board = EventAccumulator(str(tmp_path / run / TENSORBOARD)).Reload()
+        assert set(board.Tags()["images"]) == {f"validation/{name}" for name in names}
+        for event in board.Images(f"validation/{min(names)}"):
+            written = Image.open(tmp_path / run / "images" / f"step-{event.step:06d}.png")
+            shown = Image.open(BytesIO(event.encoded_image_string))
+            assert np.array_equal(np.asarray(shown), np.asarray(written))
+        assert [event.step for event in board.Images(f"validation/{max(names)}")] == [3, 6]
+
+
+def test_a_warning_is_a_record_with_its_cause(tmp_path):
+    with open_journal(tmp_path, step=0) as journal:
+        journal.warn(4, COLLAPSE, seconds=1.0)
+    (record,) = read_records(tmp_path)
+    notes = {"cause": "few_codes", "message": "few codes are used"}
+    assert record == {"step": 4, "split": "warning", "seconds": 1.0, "values": {}, **notes}
 
 
 @pytest.mark.parametrize("damaged", [b'["step": 1}\n', b"3\n", b'{"step": "1"}\n', b"[" * 100_000 + b"\n"])
@@ -127,6 +162,9 @@ class FakeRun:
     def log(self, values: dict[str, float]) -> None:
         self._call(values)
 
+    def alert(self, title: str, text: str, level: str) -> None:
+        self._call((level, title, text))
+
     def finish(self, exit_code: int) -> None:
         self._call(exit_code)
 
@@ -147,7 +185,7 @@ def use(monkeypatch: pytest.MonkeyPatch, run: FakeRun | Exception) -> list[dict[
             raise run
         return run
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=dict, Image=np.asarray))
     return started
 
 
@@ -163,6 +201,8 @@ def test_an_offline_run_has_the_records_and_draws_no_random_numbers(tmp_path, mo
             open_journal(tmp_path, step=step - 1, tracker=tracker) as journal,
         ):
             journal.record(step, "validation", {"psnr": 20.5}, seconds=1.0)
+            journal.show(step, "validation", {"reconstructions": GRADIENT})
+            journal.warn(step, COLLAPSE, seconds=1.0)
     after = capture_random_state()
     assert_identical(
         {"numpy": after["numpy"], "torch": after["torch"]}, {k: before[k] for k in ("numpy", "torch")}
@@ -172,8 +212,12 @@ def test_an_offline_run_has_the_records_and_draws_no_random_numbers(tmp_path, mo
     files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert [file.name for file in files] == [f"run-{kept['id']}.wandb"] * 2
     for file in files:
-        assert all(word in file.read_bytes() for word in (b"pictures", b"validation/psnr", b"20.5"))
-    assert [record["step"] for record in read_records(tmp_path)] == [1, 2]
+        words = (b"pictures", b"validation/psnr", b"20.5", b"validation/reconstructions", b"few_codes")
+        assert all(word in file.read_bytes() for word in words)
+    for step, folder in enumerate(sorted(tmp_path.glob("wandb/offline-run-*")), 1):
+        (picture,) = folder.rglob("*.png")
+        assert np.array_equal(np.asarray(Image.open(picture)), to_pixels(GRADIENT)), step
+    assert [record["step"] for record in read_records(tmp_path)] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -186,9 +230,11 @@ def test_a_record_carries_its_step_and_the_end_its_exit_code(tmp_path, monkeypat
         WandbTracker(tmp_path / "photos", "me/pictures", {"seed": 7}, resumed=False) as tracker,
     ):
         tracker.record(3, "train", {"l1": 0.5})
+        tracker.alert(COLLAPSE)
         if fails:
             raise KeyError
-    assert fake.logged == [{"step": 3, "train/l1": 0.5}, int(fails)]
+    alert = ("WARN", "few_codes", "few codes are used")
+    assert fake.logged == [{"step": 3, "train/l1": 0.5}, alert, int(fails)]
     (options,) = started
     expected = {"entity": "me", "project": "pictures", "name": "photos", "config": {"seed": 7}}
     assert options.items() >= (expected | {"resume": "allow"}).items()

@@ -95,6 +95,7 @@ def walk(run: Path, **changes: Any) -> Walk:
 def test_a_whole_run_leaves_what_the_contract_names(tmp_path):
     outcome = walk(tmp_path / "run").outcome
     assert (outcome.reason, outcome.step, outcome.exit_code) == ("finished", 9, 0)
+    assert outcome.best_by == "distance"
     names = {path.name for path in (tmp_path / "run").iterdir()}
     files = {"config.json", "environment.json", "metrics.jsonl", ".lock"}
     assert names == files | {"checkpoints", "best", "last"}
@@ -266,7 +267,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     walk(tmp_path, signals={2: signal.SIGTERM})
     before = content(tmp_path)
     longer = LoopSettings(steps=10, log_every=2, validate_every=3)
-    with pytest.raises(LGQError, match=r"loop\.steps \(was 9, now 10\), stride \(was 1\.0, now 2\.0\)"):
+    with pytest.raises(LGQError, match=r"other settings: --stride \(was 1\.0, now 2\.0\); run with"):
         walk(tmp_path, stride=2.0, settings=longer)
     assert_identical(content(tmp_path), before)
     assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0
@@ -275,7 +276,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
 def test_settings_that_do_not_change_the_weights_may_change(tmp_path):
     walk(tmp_path / "unbroken")
     walk(tmp_path / "run", signals={2: signal.SIGTERM})
-    other = LoopSettings(steps=9, validate_every=3, log_every=1, checkpoint_every=4, keep=1, minutes=60)
+    other = LoopSettings(steps=9, validate_every=2, log_every=1, checkpoint_every=4, keep=1, minutes=60)
     assert torch.equal(walk(tmp_path / "run", settings=other).place, walk(tmp_path / "unbroken").place)
     assert json.loads((tmp_path / "run/config.json").read_text())["loop"]["keep"] == 1
 
@@ -319,6 +320,32 @@ def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
     assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
     assert (environment["seed"], environment["world_size"]) == (3, 1)
     assert environment["torch"] == torch.__version__
+
+
+def test_a_longer_walk_goes_on_from_where_it_was_killed_before_it_could_save(tmp_path):
+    longer = dataclasses.replace(SETTINGS, steps=14, checkpoint_every=50, validate_every=50)
+    walk(tmp_path / "unbroken")
+    walk(tmp_path / "unbroken", settings=longer)
+    walk(tmp_path / "broken")
+    for killed_at in (1, 3):
+        trainer = mortal(killed_at + 1, longer, tmp_path / "broken")  # its first call publishes weights
+        with pytest.raises(Killed):
+            run_loop(trainer)
+    assert walk(tmp_path / "broken", settings=longer).visited == [9, 10, 11, 12, 13]
+    assert_identical(content(tmp_path / "broken"), content(tmp_path / "unbroken"))
+    histories = [r["extension"] for r in read_records(tmp_path / "broken") if r["split"] == "history"]
+    assert histories == [{"step": 9, "planned": 9, "steps": 14}]
+
+
+def test_a_run_that_is_not_extended_after_all_has_no_word_of_it(tmp_path):
+    walk(tmp_path)
+    before = content(tmp_path)
+    spent = dataclasses.replace(SETTINGS, steps=14, minutes=1e-9)
+    assert walk(tmp_path, settings=spent).outcome.reason == "out_of_time"
+    assert json.loads((tmp_path / "config.json").read_text())["extensions"]
+    assert walk(tmp_path).outcome.reason == "finished"
+    assert_identical(content(tmp_path), before)
+    assert "extensions" not in json.loads((tmp_path / "config.json").read_text())
 
 
 def test_a_run_may_be_resumed_by_its_steps_instead_of_its_epochs(tmp_path):
