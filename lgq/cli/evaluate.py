@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
 from lgq.hub import WeightsChoice
@@ -59,7 +59,7 @@ _LIKELIHOOD_COLUMNS: Columns = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(Computes):
     """Measure a tokenizer or a generator: the columns of the paper's tables, and more."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -94,7 +94,6 @@ class Evaluate:
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
     out: Path | None = None
     """Directory for the record and the pictures; default RUN/evaluation."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import command_line, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Computes):
     """Train and evaluate the rows of a table; finished rows are kept, and the same command continues."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
@@ -45,7 +45,6 @@ class Experiment:
     """Steps of every generator; by default the scale's."""
     precision: Precision | None = None
     """Precision of every training; by default the scale's."""
-    device: Device = "auto"
     dry_run: bool = False
     """Print the rows, which of them are finished, and how long training takes here; train nothing."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import progress_of, say
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample
@@ -19,7 +19,7 @@ SamplingOptions = Annotated[Sampling, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Draws:
+class _Draws(Computes):
     """Options of every command that draws."""
 
     generator: Generator
@@ -32,7 +32,6 @@ class _Draws:
     """Seed of the images: the same command with the same seed draws the same images."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
     sampling: SamplingOptions = field(default_factory=Sampling)
     """How the generator draws images."""
 

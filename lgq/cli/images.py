@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.data.shard_writer import shard
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode
@@ -48,7 +48,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reconstruct:
+class Reconstruct(Computes):
     """Write images beside their reconstructions by a tokenizer, and print the PSNR of each."""
 
     tokenizer: Run
@@ -60,7 +60,6 @@ class Reconstruct:
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("reconstructing") as report:
@@ -70,7 +69,7 @@ class Reconstruct:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encode:
+class Encode(Computes):
     """Encode images into a directory of tokens; the same command continues after a stop."""
 
     tokenizer: Run
@@ -92,7 +91,6 @@ class Encode:
     """Processes that decode images ahead; 0 does it in the main process."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
     dry_run: bool = False
     """Encode a few batches, print the time and disk space that all images would take, and write nothing."""
 
@@ -109,7 +107,7 @@ class Encode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decode:
+class Decode(Computes):
     """Decode a directory of tokens into PNG files; the same command continues after a stop."""
 
     tokenizer: Run
@@ -122,7 +120,6 @@ class Decode:
     """Images per batch."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
-    device: Device = "auto"
 
     def run(self) -> int:
         with progress_of("decoding") as report:

@@ -279,6 +279,7 @@ def _sections(options: Sequence[Option]) -> dict[str, list[Option]]:
     title = "Basic options"
     if sum(not option.section for option in given) <= _FEW:
         title, basic = "Options", [option for option in given if not option.section]
+        basic.sort(key=lambda option: option.default is not MISSING)  # what must be given comes first
     else:
         places = {name: place for place, name in enumerate(_BASIC)}
         basic.sort(key=lambda option: places.get(option.keyword, -1))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from lgq.cli.console import key_values, say, show
-from lgq.cli.device import Device
+from lgq.cli.device import Computes
 from lgq.config import to_json
 from lgq.files import json_bytes
 from lgq.runs import (
@@ -41,7 +41,7 @@ Next (after `make demo`, lgq is .venv/bin/lgq):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class Train(Computes):
     """Train a tokenizer into a run directory; the same command continues a run that was stopped.
 
     NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ...; `lgq runs` lists
@@ -63,7 +63,6 @@ class Train:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
-    device: Device = "auto"
     config: Path | None = None
     """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
     --dry-run prints, or config.json of a run directory. Options replace its fields."""
@@ -94,7 +93,7 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainGenerator:
+class TrainGenerator(Computes):
     """Train a MaskGIT on the tokens of `lgq encode`; the same command continues a run that was stopped.
 
     NAME is a scale: pocket or imagenet256. Its settings are the defaults of the options. More --steps extend
@@ -118,7 +117,6 @@ class TrainGenerator:
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
-    device: Device = "auto"
     config: Path | None = None
     """Settings file (JSON, or TOML) whose fields replace those of NAME, which a whole file does without: what
     --dry-run prints, or config.json of a run directory. Options replace its fields."""
@@ -160,7 +158,7 @@ class Runs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Demo(Computes):
     """Train a small tokenizer and generator on photographs that come with lgq, and draw what they do.
 
     Takes three to four minutes on two CPU cores, and no network. The same command continues after Ctrl-C.
@@ -168,7 +166,6 @@ class Demo:
 
     out: Path = Path("demo")
     """Directory for the runs and the pictures."""
-    device: Device = "auto"
 
     def run(self) -> int:
         from lgq.demo import run_demo  # imports matplotlib
