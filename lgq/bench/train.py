@@ -84,7 +84,7 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
         cached = OnOneBatch(run, data, data, Path(out), settings.device)
         trainers = {
             "cached": cached,
-            "with data": TokenizerTrainer(run, data, data, Path(out), settings.device),
+            "with data": TokenizerTrainer(run, data, data, Path(out), device=settings.device),
         }
         steps: dict[str, Step] = {"plain": plain_step(run, cached._next_images())}
         steps |= {name: trainer.train_step for name, trainer in trainers.items()}

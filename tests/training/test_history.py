@@ -225,7 +225,7 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def begin(run: TokenizerRun, photos: Path, out: Path, source: Any) -> TokenizerTrainer:
     data = FolderDataset(photos)
-    return TokenizerTrainer(run, data, data, out, source)
+    return TokenizerTrainer(run, data, data, out, start_from=source)
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
