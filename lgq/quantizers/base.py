@@ -4,8 +4,7 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,27 +12,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least, require_channels, require_finite, require_indices, require_whole
+from lgq.checks import (
+    is_exported,
+    require_at_least,
+    require_channels,
+    require_finite,
+    require_indices,
+    require_whole,
+)
 from lgq.errors import LGQError
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
-
-
-@dataclass
-class Quantized:
-    """Result of a quantizer; unpacks to (quantized, indices, loss)."""
-
-    quantized: Float[Tensor, "*shape"]
-    """Codes in the shape and dtype of the input, with the quantizer's gradient with respect to it."""
-    indices: Int[Tensor, "*tokens"]
-    """Index of each code, in the shape of the input without the channels."""
-    loss: Float[Tensor, ""]
-    """Weighted sum that a trainer adds to its own loss; 0 in eval mode."""
-    terms: dict[str, Tensor] = field(default_factory=dict)
-    """Detached, unweighted parts of the loss, for logs; empty in eval mode without gradients."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.quantized, self.indices, self.loss))
+from lgq.quantizers.quantized import Quantized
 
 
 class Quantizer(nn.Module, ABC):
@@ -102,7 +92,7 @@ class Quantizer(nn.Module, ABC):
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
         with outside_autocast(z):
-            if self.training or torch.is_grad_enabled():
+            if self.training or (torch.is_grad_enabled() and not is_exported()):
                 result = self.quantize_vectors(vectors)
             else:
                 indices = self.select(vectors)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.quantized import Quantized
 
 _SHRINK = 1e-3  # makes the outermost levels reachable at finite values
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.numerics import entropy, mean, mse
-from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.base import Quantizer
 from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.quantized import Quantized
 
 _LOG_OFFSET = 1e-5  # in the batch entropy, as published
 

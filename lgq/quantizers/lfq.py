@@ -12,7 +12,8 @@ from lgq.checks import require_above_zero, require_at_least
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import entropy, mean, min_log_weight, mse
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.quantized import Quantized
 
 
 class LFQ(Quantizer):
@@ -119,7 +120,7 @@ def corner_usage(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[T
     """
     low, high = z.tensor_split([z.shape[1] // 2], dim=1)
     weights = [_corner_weights(half, inverse_temperature) for half in (low, high)]
-    return (weights[1].T @ weights[0]).flatten() / max(len(z), 1)
+    return (weights[1].T @ weights[0]).flatten() / max(z.shape[0], 1)
 
 
 def _corner_weights(z: Float[Tensor, "n h"], inverse_temperature: float) -> Float[Tensor, "n m"]:

@@ -16,8 +16,8 @@ from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
 from lgq.ops.search import Score, squared_distances
-from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import DataInitQuantizer, latent_codes, normal_codes
+from lgq.quantizers.quantized import Quantized
 
 TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]
@@ -93,7 +93,7 @@ class LGQ(DataInitQuantizer):
         tau = self.tau.clone()
         soft = soft_assignment(z, self.codebook, tau, score=self.score, codebook_gradient=route)
         peak = mean(F.relu(1 - soft.purity))
-        diversity = self._diversity(soft.usage, len(z))
+        diversity = self._diversity(soft.usage, z.shape[0])
         loss = self.peak_weight * peak + self.diversity_weight * diversity
         terms = {"peak": peak, "diversity": diversity, "entropy": mean(soft.entropy)}
         if self.latent_weight:

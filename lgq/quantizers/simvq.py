@@ -12,8 +12,9 @@ from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import squared_distances
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.quantized import Quantized
 
 Transform = Literal["mlp", "linear"]
 

@@ -16,8 +16,8 @@ from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import nearest_codes, squared_distances
-from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, normal_codes
+from lgq.quantizers.quantized import Quantized
 
 Gradient = Literal["straight_through", "rotation"]
 Init = Literal["normal", "kmeans"]
@@ -123,9 +123,10 @@ class VQ(DataInitQuantizer):
         dead, latents = self.counts < threshold, torch.zeros_like(self.sums)
         # By rising count: codes that found no latent in this batch come first in the next one.
         turn = self.counts.argsort(stable=True).argsort()
-        revived = dead & (turn < len(z))
-        if len(z):
-            latents = z[torch.randperm(len(z), device=z.device)[turn.clamp_max(len(z) - 1)]]
+        n = z.shape[0]
+        revived = dead & (turn < n)
+        if n:
+            latents = z[torch.randperm(n, device=z.device)[turn.clamp_max(n - 1)]]
         latents, revived = broadcast_from_first(latents), broadcast_from_first(revived)
         count = max(1.0, threshold)
         self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))

@@ -712,7 +712,7 @@ def test_residual_keeps_stages_with_different_seeds_and_trained_ones():
 
 def test_an_error_says_where_the_codebooks_of_a_residual_quantizer_are():
     q = Residual([VQ(2, 4), VQ(2, 4)])
-    with pytest.raises(NotImplementedError, match=r"stages\[i\].codebook"):
+    with pytest.raises(AttributeError, match=r"stages\[i\].codebook"):
         _ = q.codebook
 
 
