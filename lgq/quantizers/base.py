@@ -3,6 +3,7 @@
 n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -32,7 +33,8 @@ class Quantizer(nn.Module, ABC):
     dim: number of channels of the latents.
     codebook_size: number of codes.
     channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW, BCT or BCTHW.
-    seed: seed of the initial codes.
+    seed: seed of the initial codes; None draws one from torch's default generator, so that
+        `torch.manual_seed` fixes it and no two quantizers start alike. The attribute `seed` has the number.
     """
 
     label: ClassVar[str]
@@ -48,8 +50,9 @@ class Quantizer(nn.Module, ABC):
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
-    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
+    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int | None = None):
         super().__init__()
+        seed = draw_seed() if seed is None else seed
         require_whole(dim=dim, codebook_size=codebook_size, channel_dim=channel_dim, seed=seed)
         require_at_least(1, dim=dim, codebook_size=codebook_size)
         self.dim = dim
@@ -119,6 +122,17 @@ class Quantizer(nn.Module, ABC):
         """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
+        shown = []
+        for name in inspect.signature(type(self)).parameters:
+            value = getattr(self, name, None)
+            if isinstance(value, Tensor) and not value.is_meta:
+                value = tuple(value.tolist())
+            if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}
         super()._apply(fn, recurse)
@@ -137,6 +151,11 @@ class Quantizer(nn.Module, ABC):
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         return vectors.reshape((*tokens, self.dim)).movedim(-1, self.channel_dim)
+
+
+def draw_seed() -> int:
+    """Draw a seed from torch's default generator, also where tensors have no values (`meta`)."""
+    return int(torch.randint(2**31, (), device="cpu"))
 
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
@@ -162,6 +181,10 @@ class Projection(nn.Module):
         for parameter in self.parameters():
             initial = torch.empty(parameter.shape, device=generator.device)
             parameter.copy_(initial.uniform_(-bound, bound, generator=generator))
+
+    def extra_repr(self) -> str:
+        outputs, inputs = self.weight.shape
+        return f"{inputs}, {outputs}, bias={self.bias is not None}"
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         bias = None if self.bias is None else at_least_float32(self.bias)

@@ -38,7 +38,7 @@ class LFQ(Quantizer):
         entropy_weight: float = 0.1,
         commitment_weight: float = 0.25,
         inverse_temperature: float = 100.0,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         bits = codebook_size.bit_length() - 1
@@ -52,8 +52,8 @@ class LFQ(Quantizer):
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature = inverse_temperature
         self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
-        self.project_in = Projection(dim, bits, seed=2 * seed)
-        self.project_out = Projection(bits, dim, seed=2 * seed + 1)
+        self.project_in = Projection(dim, bits, seed=2 * self.seed)
+        self.project_out = Projection(bits, dim, seed=2 * self.seed + 1)
 
     @property
     def codebook(self) -> Float[Tensor, "k d"]:

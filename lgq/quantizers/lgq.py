@@ -61,7 +61,7 @@ class LGQ(DataInitQuantizer):
         hard_gradient: bool = False,
         init: Init = "normal",
         sync_usage: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_one_of(get_args(Score), score=score)
@@ -77,8 +77,8 @@ class LGQ(DataInitQuantizer):
         self.diversity_weight, self.diversity_scale = diversity_weight, diversity_scale
         self.sync_usage = sync_usage
         self.hard_gradient = hard_gradient
-        self.needs_data_init = init == "data"
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
+        self.init, self.needs_data_init = init, init == "data"
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed))
         self.register_buffer("tau", torch.tensor(float(tau_start)))
 
     def anneal(self, progress: float) -> None:

@@ -54,7 +54,7 @@ class VQ(DataInitQuantizer):
         commitment_weight: float = 0.25,
         restart_below: float | None = None,
         init: Init = "normal",
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_one_of(get_args(Gradient), gradient=gradient)
@@ -65,11 +65,11 @@ class VQ(DataInitQuantizer):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.restart_below = restart_below
-        self.needs_data_init = init == "kmeans"
+        self.init, self.needs_data_init = init, init == "kmeans"
         for name in ("codebook", "sums"):
             self.register_buffer(name, torch.empty(codebook_size, dim))
         self.register_buffer("counts", torch.empty(codebook_size))
-        self.set_codebook(normal_codes(codebook_size, dim, seed=seed))
+        self.set_codebook(normal_codes(codebook_size, dim, seed=self.seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         # Codes from the operator, not by indexing: torch.compile would index again in the backward pass,
