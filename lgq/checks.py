@@ -1,4 +1,7 @@
-"""Checks of settings and inputs; each raises an error that names the value, the rule and the way out."""
+"""Checks of settings and inputs; each raises an error that names the value, the rule and the way out.
+
+Values of tensors are checked where Python runs them, not where a tracer of torch records operations.
+"""
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
@@ -52,7 +55,8 @@ def require_known(kind: str, name: str, known: Collection[str]) -> None:
 
 
 def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
-    if channel_dim not in range(-z.ndim, z.ndim) or z.shape[channel_dim] != dim:
+    fits = channel_dim in range(-z.ndim, z.ndim) and (is_jit_traced() or z.shape[channel_dim] == dim)
+    if not fits:
         raise LGQError(
             f"expected {dim} channels at axis {channel_dim}, got shape {tuple(z.shape)}: "
             f"set `dim`, or `channel_dim` (1 for BCHW)."
@@ -89,8 +93,7 @@ def require_image_values(images: Tensor) -> None:
 
 
 def require_finite(z: Tensor) -> None:
-    # A check of values would break the graph of torch.compile, and meta tensors have none.
-    if torch.compiler.is_compiling() or z.is_meta or torch.isfinite(z).all():
+    if not has_values(z) or torch.isfinite(z).all():
         return
     bad = int((~torch.isfinite(z)).any(1).sum())
     raise LGQError(
@@ -104,7 +107,7 @@ def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> 
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise LGQError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
     indices = indices.long()
-    if torch.compiler.is_compiling() or indices.is_meta or indices.numel() == 0:
+    if not has_values(indices) or indices.numel() == 0:
         return indices
     low, high = int(indices.min()), int(indices.max())
     if low < lowest or high >= codebook_size:
@@ -114,3 +117,32 @@ def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> 
             f"were these tokens made by another quantizer?"
         )
     return indices
+
+
+def is_exported() -> bool:
+    """Tell whether torch.export, torch.onnx.export or torch.jit.trace records the code as a program."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+    return is_jit_traced()
+
+
+def is_jit_traced() -> bool:
+    """Tell whether torch.jit.trace records the code: a comparison of sizes would then warn."""
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return traced
+
+
+def needs_plain_formulas() -> bool:
+    """Tell whether the code runs where operators of this package have no meaning.
+
+    That is so in exported programs, which other runtimes execute, and in transformations of torch.func, which
+    derive gradients and batches themselves. torch.compile keeps operators as they are.
+    """
+    if torch.compiler.is_compiling():
+        return is_exported()
+    return is_exported() or torch._C._are_functorch_transforms_active()
+
+
+def has_values(x: Tensor) -> bool:
+    """Tell whether Python may look at the values of a tensor: not while it is traced, or on `meta`."""
+    return not (torch.compiler.is_compiling() or needs_plain_formulas() or x.is_meta)

@@ -43,6 +43,7 @@ from lgq.hub import (
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.quantizers import QUANTIZERS, Quantized, Residual, build_quantizer, require_quantizer
+from lgq.quantizers.base import draw_seed
 
 _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
@@ -63,7 +64,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     quantizer: a name from `lgq.quantizers.QUANTIZERS`.
     codebook_size: number of codes per stage.
     stages: above 1, a residual quantizer; tokens then have a trailing axis of stages.
-    quantizer_options: keyword arguments of the quantizer's constructor.
+    quantizer_options: keyword arguments of the quantizer's constructor. Its `seed` is 0 by default; None
+        draws one from torch's default generator.
 
     All of these, with the defaults written out, are `settings`, the content of config.json. Under one
     `torch.manual_seed`, encoder and decoder start with the same weights whatever the quantizer: they are
@@ -87,6 +89,9 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         require_at_least(1, stages=stages)
         require_at_most(_MOST_STAGES, stages=stages)
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
+        self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
+        if getattr(options, "seed", 0) is None:
+            options.seed = draw_seed()  # after the networks, which start alike whatever the quantizer
         self.settings = self._hub_mixin_config = {
             "backbone": to_json(backbone),
             "quantizer": quantizer,
@@ -95,7 +100,6 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "quantizer_options": to_json(options),
         }
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
-        self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
         options = self.settings["quantizer_options"] | {"channel_dim": 1}
         quantizers = [
             build_quantizer(quantizer, backbone.latent_channels, codebook_size, **options)
@@ -183,7 +187,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
     def fingerprint(self) -> str:
         # Without the defaults: an option that is added later, at its default, changes no fingerprint.
-        options = to_json(_options_of(self.settings["quantizer"])())
+        options = default_options(self.settings["quantizer"])
         defaults = {"backbone": to_json(_PAPER), "quantizer_options": options}
         chosen = {
             group: {name: value for name, value in self.settings[group].items() if value != values[name]}
@@ -254,15 +258,22 @@ def load_tokenizer(
     return tokenizer
 
 
+def default_options(quantizer: str) -> dict[str, Any]:
+    """Return the options that a quantizer has in a tokenizer unless `quantizer_options` says otherwise."""
+    return to_json(_options_of(quantizer)())
+
+
 def _options_of(quantizer: str) -> type[Any]:
     """Return a dataclass of the options of a quantizer that a tokenizer does not set itself."""
     require_quantizer(quantizer)
-    return _keywords_of(QUANTIZERS[quantizer], but=("dim", "codebook_size", "channel_dim"))
+    # A fixed seed: a tokenizer is the same model wherever its settings are read.
+    return _keywords_of(QUANTIZERS[quantizer], but=("dim", "codebook_size", "channel_dim"), seed=0)
 
 
-def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...]) -> type[Any]:
+def _keywords_of(constructor: Callable[..., Any], *, but: tuple[str, ...], **defaults: Any) -> type[Any]:
     """Return a dataclass of a constructor's keywords, with their types and defaults, for `lgq.config`."""
     keywords = [p for p in inspect.signature(constructor).parameters.values() if p.name not in but]
     # A quantizer of the user's own may come without types.
     types = {p.name: Any if p.annotation is p.empty else p.annotation for p in keywords}
-    return make_dataclass("Settings", [(p.name, types[p.name], p.default) for p in keywords], kw_only=True)
+    fields = [(p.name, types[p.name], defaults.get(p.name, p.default)) for p in keywords]
+    return make_dataclass("Settings", fields, kw_only=True)

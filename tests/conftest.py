@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests."""
 
+import inspect
 import os
 from collections.abc import Iterator
 
@@ -28,8 +29,9 @@ def _fixed_seed() -> None:
 @pytest.fixture
 def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Turn off run-time type checks: torch.compile cannot trace them, and they hide errors of ours."""
-    plain_init = getattr(Quantized.__init__, "__wrapped__", Quantized.__init__)
-    monkeypatch.setattr(Quantized, "__init__", plain_init)
+    monkeypatch.setattr(Quantized, "__new__", staticmethod(inspect.unwrap(Quantized.__new__)))
+    for name in Quantized._fields:
+        monkeypatch.setattr(Quantized, name, property(inspect.unwrap(getattr(Quantized, name).fget)))
     jaxtyping_config.update("jaxtyping_disable", True)
     yield
     jaxtyping_config.update("jaxtyping_disable", False)

@@ -42,7 +42,7 @@ def quantizer(name: str) -> Quantizer:
     if name == "residual":
         return Residual([quantizer(stage) for stage in ("vq", "fsq", "simvq")])
     kind, options = (VARIANTS | MORE)[name]
-    return build_quantizer(kind, DIM, SIZE, **options).double()
+    return build_quantizer(kind, DIM, SIZE, seed=0, **options).double()
 
 
 def vectors(step: int) -> Tensor:

@@ -31,11 +31,17 @@ class Toy(Quantizer):
     dense_matrices = 3
 
     def __init__(
-        self, dim: int, codebook_size: int, *, channel_dim: int = -1, weight: float = 1.0, seed: int = 0
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        weight: float = 1.0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         self.weight = weight
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         return self._quantize(z, self.select(z))
@@ -73,7 +79,7 @@ def photos(tmp_path_factory):
 
 @pytest.fixture
 def build():
-    return lambda **options: Toy(DIM, SIZE, **options)
+    return lambda **options: Toy(DIM, SIZE, **{"seed": 0} | options)
 
 
 build_single = build

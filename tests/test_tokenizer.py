@@ -201,6 +201,21 @@ def test_fingerprint_changes_with_nothing_else():
     assert tokenizer.to(memory_format=torch.channels_last).fingerprint() == before
 
 
+def test_a_seed_is_recorded_and_0_unless_asked():
+    def seed(**options: Any) -> Any:
+        return build(quantizer_options=options).settings["quantizer_options"]["seed"]
+
+    torch.manual_seed(5)
+    drawn = [seed(seed=None), seed(seed=None)]
+    assert (seed(), seed(seed=7)) == (0, 7)
+    assert all(type(number) is int for number in drawn)
+    assert drawn[0] != drawn[1]
+    tokenizer = build(stages=2, quantizer_options={"seed": None})
+    again = build(stages=2, quantizer_options={"seed": tokenizer.quantizer.seed})
+    assert tokenizer.settings == again.settings
+    assert_identical(again.quantizer.state_dict(), tokenizer.quantizer.state_dict())
+
+
 def test_fingerprint_stays_the_same_from_version_to_version():
     """If this fails, tokens on people's disks no longer belong to the tokenizers that made them."""
     tokenizer = build(quantizer_options={"tau_end": 0.25})

@@ -5,7 +5,6 @@ Every row of a scale derives from one run, so that rows differ only in what thei
 """
 
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -13,9 +12,8 @@ import torch
 from lgq.checks import require_known
 from lgq.config import to_json
 from lgq.models.transformer import MaskedTransformer
-from lgq.quantizers import QUANTIZERS
 from lgq.runs import AnyRun, named_generator, named_run, pocket, scale_options
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, default_options
 from lgq.training.settings import GeneratorRun, Precision, TokenizerRun
 
 _UNRECORDED = {"workers"}
@@ -60,7 +58,7 @@ class TokenizerTask(_TrainingTask):
     def name(self) -> str:
         run = self.run
         stages = f"-x{run.stages}" if run.stages > 1 else ""
-        defaults = {p.name: p.default for p in signature(QUANTIZERS[run.quantizer]).parameters.values()}
+        defaults = default_options(run.quantizer)
         options = sorted(run.quantizer_options.items())
         changes = "".join(f"-{name}-{value}" for name, value in options if value != defaults.get(name))
         return f"{run.quantizer}-k{run.codebook_size}{stages}{changes}-s{run.seed}"

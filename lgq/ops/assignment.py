@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lgq.checks import needs_plain_formulas
 from lgq.errors import LGQError
+from lgq.ops.dense_assignment import dense_assignment
 from lgq.ops.numerics import full_float32, min_log_weight
 from lgq.ops.search import (
     Score,
@@ -64,6 +66,9 @@ def soft_assignment(
         raise LGQError(f"`codebook_gradient` must be {rule}, got {codebook_gradient!r}.")
     if tile is not None and tile < 1:
         raise LGQError(f"`tile` must be at least 1 vector, got {tile}.")
+    if needs_plain_formulas():
+        options = {"score": score, "codebook_gradient": codebook_gradient}
+        return SoftAssignment(*dense_assignment(z, codes, _temperature(tau, z, codes), **options))
     settings = (score, codebook_gradient, tile or tile_rows(z, codes))
     return SoftAssignment(*_soft_assignment(z, codes, _temperature(tau, z, codes), *settings)[:5])
 

@@ -21,7 +21,10 @@ def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def outside_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Context in which operations on the device of `x` keep the precision of their inputs."""
     device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    # Only where autocast is on: torch.export cannot save all regions that turn it off.
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lgq.checks import is_jit_traced, needs_plain_formulas
 from lgq.errors import LGQError
 from lgq.ops.numerics import full_float32
 
@@ -31,7 +32,11 @@ def nearest_codes(
 ) -> NearestCodes:
     """Find the code with the best score: smallest distance (`l2`) or largest inner product (`dot`)."""
     check_score_inputs(z, codes, score)
-    return NearestCodes(*_nearest_codes(z.detach(), codes.detach(), score))
+    z, codes = z.detach(), codes.detach()
+    if needs_plain_formulas():
+        indices = dense_scores(z, codes, score).argmax(1)
+        return NearestCodes(indices, codes[indices])
+    return NearestCodes(*_nearest_codes(z, codes, score))
 
 
 @torch.library.custom_op("lgq::nearest_codes", mutates_args=())
@@ -60,6 +65,17 @@ def _(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
 def squared_distances(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"]) -> Float[Tensor, "n k"]:
     """Compute all distances as one n x k matrix, for the dense references of the quantizers."""
     return z.square().sum(1, keepdim=True) - 2 * z @ codes.T + codes.square().sum(1)
+
+
+def dense_scores(z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], score: str) -> Float[Tensor, "n k"]:
+    """Compute the numbers of `Scores` as one n x k matrix, with autograd's gradients."""
+    dtype = score_dtype(z, codes)
+    inputs, rows = z.to(dtype), codes.to(dtype)
+    if score == "dot":
+        return inputs @ rows.T
+    centre = score_centre(z, codes)
+    rows = rows - centre
+    return 2 * (inputs - centre) @ rows.T - rows.square().sum(1)
 
 
 class Scores:
@@ -129,6 +145,8 @@ def check_score_inputs(z: Tensor, codes: Tensor, score: str) -> None:
     """Raise an error for an unknown score, or for shapes that do not fit."""
     if score not in get_args(Score):
         raise LGQError(f"`score` must be {' or '.join(map(repr, get_args(Score)))}, got {score!r}.")
+    if is_jit_traced():
+        return
     if z.ndim != 2 or codes.ndim != 2 or z.shape[1] != codes.shape[1]:
         shapes = f"{tuple(z.shape)} and {tuple(codes.shape)}"
         raise LGQError(f"vectors (n, c) and codes (k, c) must have equal channels, got {shapes}.")

@@ -8,12 +8,13 @@ from typing import Any
 
 from lgq.checks import require_known
 from lgq.errors import LGQError
-from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.base import Quantizer
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
 from lgq.quantizers.plugins import import_plugin, load_installed
+from lgq.quantizers.quantized import Quantized
 from lgq.quantizers.residual import Residual
 from lgq.quantizers.simvq import SimVQ
 from lgq.quantizers.vq import VQ, RotVQ

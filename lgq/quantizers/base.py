@@ -3,9 +3,9 @@
 n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,27 +13,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least, require_channels, require_finite, require_indices, require_whole
+from lgq.checks import (
+    is_exported,
+    require_at_least,
+    require_channels,
+    require_finite,
+    require_indices,
+    require_whole,
+)
 from lgq.errors import LGQError
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
-
-
-@dataclass
-class Quantized:
-    """Result of a quantizer; unpacks to (quantized, indices, loss)."""
-
-    quantized: Float[Tensor, "*shape"]
-    """Codes in the shape and dtype of the input, with the quantizer's gradient with respect to it."""
-    indices: Int[Tensor, "*tokens"]
-    """Index of each code, in the shape of the input without the channels."""
-    loss: Float[Tensor, ""]
-    """Weighted sum that a trainer adds to its own loss; 0 in eval mode."""
-    terms: dict[str, Tensor] = field(default_factory=dict)
-    """Detached, unweighted parts of the loss, for logs; empty in eval mode without gradients."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.quantized, self.indices, self.loss))
+from lgq.quantizers.quantized import Quantized
 
 
 class Quantizer(nn.Module, ABC):
@@ -42,7 +33,8 @@ class Quantizer(nn.Module, ABC):
     dim: number of channels of the latents.
     codebook_size: number of codes.
     channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW, BCT or BCTHW.
-    seed: seed of the initial codes.
+    seed: seed of the initial codes; None draws one from torch's default generator, so that
+        `torch.manual_seed` fixes it and no two quantizers start alike. The attribute `seed` has the number.
     """
 
     label: ClassVar[str]
@@ -58,8 +50,9 @@ class Quantizer(nn.Module, ABC):
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
-    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int = 0):
+    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int | None = None):
         super().__init__()
+        seed = draw_seed() if seed is None else seed
         require_whole(dim=dim, codebook_size=codebook_size, channel_dim=channel_dim, seed=seed)
         require_at_least(1, dim=dim, codebook_size=codebook_size)
         self.dim = dim
@@ -102,7 +95,7 @@ class Quantizer(nn.Module, ABC):
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
         with outside_autocast(z):
-            if self.training or torch.is_grad_enabled():
+            if self.training or (torch.is_grad_enabled() and not is_exported()):
                 result = self.quantize_vectors(vectors)
             else:
                 indices = self.select(vectors)
@@ -129,6 +122,17 @@ class Quantizer(nn.Module, ABC):
         """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
+        shown = []
+        for name in inspect.signature(type(self)).parameters:
+            value = getattr(self, name, None)
+            if isinstance(value, Tensor) and not value.is_meta:
+                value = tuple(value.tolist())
+            if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
+                shown.append(f"{name}={value!r}")
+        return ", ".join(shown)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}
         super()._apply(fn, recurse)
@@ -147,6 +151,11 @@ class Quantizer(nn.Module, ABC):
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         return vectors.reshape((*tokens, self.dim)).movedim(-1, self.channel_dim)
+
+
+def draw_seed() -> int:
+    """Draw a seed from torch's default generator, also where tensors have no values (`meta`)."""
+    return int(torch.randint(2**31, (), device="cpu"))
 
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
@@ -172,6 +181,10 @@ class Projection(nn.Module):
         for parameter in self.parameters():
             initial = torch.empty(parameter.shape, device=generator.device)
             parameter.copy_(initial.uniform_(-bound, bound, generator=generator))
+
+    def extra_repr(self) -> str:
+        outputs, inputs = self.weight.shape
+        return f"{inputs}, {outputs}, bias={self.bias is not None}"
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
         bias = None if self.bias is None else at_least_float32(self.bias)

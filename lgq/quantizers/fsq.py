@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.quantized import Quantized
 
 _SHRINK = 1e-3  # makes the outermost levels reachable at finite values
 
@@ -50,7 +51,7 @@ class FSQ(Quantizer):
         *,
         channel_dim: int = -1,
         levels: Sequence[int] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         levels = levels_for(codebook_size) if levels is None else tuple(levels)
@@ -63,8 +64,8 @@ class FSQ(Quantizer):
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
         self.register_buffer("strides", torch.tensor(strides), persistent=False)
-        self.project_in = Projection(dim, len(levels), seed=2 * seed)
-        self.project_out = Projection(len(levels), dim, seed=2 * seed + 1)
+        self.project_in = Projection(dim, len(levels), seed=2 * self.seed)
+        self.project_out = Projection(len(levels), dim, seed=2 * self.seed + 1)
 
     @property
     def codebook(self) -> Float[Tensor, "k l"]:

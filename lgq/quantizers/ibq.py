@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lgq.checks import require_above_zero, require_at_least
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.numerics import entropy, mean, mse
-from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.base import Quantizer
 from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.quantized import Quantized
 
 _LOG_OFFSET = 1e-5  # in the batch entropy, as published
 
@@ -41,7 +42,7 @@ class IBQ(Quantizer):
         entropy_weight: float = 0.05,
         entropy_temperature: float = 0.01,
         init_std: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_at_least(0, commitment_weight=commitment_weight, entropy_weight=entropy_weight)
@@ -49,7 +50,7 @@ class IBQ(Quantizer):
         self.commitment_weight, self.entropy_weight = commitment_weight, entropy_weight
         self.entropy_temperature = entropy_temperature
         self.init_std = init_std
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed, std=init_std))
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed, std=init_std))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         soft = soft_assignment(z, self.codebook, 1.0, score="dot", codebook_gradient="hard")

@@ -12,7 +12,8 @@ from lgq.checks import require_above_zero, require_at_least
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import entropy, mean, min_log_weight, mse
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.quantized import Quantized
 
 
 class LFQ(Quantizer):
@@ -37,7 +38,7 @@ class LFQ(Quantizer):
         entropy_weight: float = 0.1,
         commitment_weight: float = 0.25,
         inverse_temperature: float = 100.0,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         bits = codebook_size.bit_length() - 1
@@ -51,8 +52,8 @@ class LFQ(Quantizer):
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature = inverse_temperature
         self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
-        self.project_in = Projection(dim, bits, seed=2 * seed)
-        self.project_out = Projection(bits, dim, seed=2 * seed + 1)
+        self.project_in = Projection(dim, bits, seed=2 * self.seed)
+        self.project_out = Projection(bits, dim, seed=2 * self.seed + 1)
 
     @property
     def codebook(self) -> Float[Tensor, "k d"]:
@@ -119,7 +120,7 @@ def corner_usage(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[T
     """
     low, high = z.tensor_split([z.shape[1] // 2], dim=1)
     weights = [_corner_weights(half, inverse_temperature) for half in (low, high)]
-    return (weights[1].T @ weights[0]).flatten() / max(len(z), 1)
+    return (weights[1].T @ weights[0]).flatten() / max(z.shape[0], 1)
 
 
 def _corner_weights(z: Float[Tensor, "n h"], inverse_temperature: float) -> Float[Tensor, "n m"]:

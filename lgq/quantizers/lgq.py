@@ -16,8 +16,8 @@ from lgq.distributed import sum_over_ranks
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
 from lgq.ops.search import Score, squared_distances
-from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import DataInitQuantizer, latent_codes, normal_codes
+from lgq.quantizers.quantized import Quantized
 
 TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]
@@ -61,7 +61,7 @@ class LGQ(DataInitQuantizer):
         hard_gradient: bool = False,
         init: Init = "normal",
         sync_usage: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_one_of(get_args(Score), score=score)
@@ -77,8 +77,8 @@ class LGQ(DataInitQuantizer):
         self.diversity_weight, self.diversity_scale = diversity_weight, diversity_scale
         self.sync_usage = sync_usage
         self.hard_gradient = hard_gradient
-        self.needs_data_init = init == "data"
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=seed))
+        self.init, self.needs_data_init = init, init == "data"
+        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed))
         self.register_buffer("tau", torch.tensor(float(tau_start)))
 
     def anneal(self, progress: float) -> None:
@@ -93,7 +93,7 @@ class LGQ(DataInitQuantizer):
         tau = self.tau.clone()
         soft = soft_assignment(z, self.codebook, tau, score=self.score, codebook_gradient=route)
         peak = mean(F.relu(1 - soft.purity))
-        diversity = self._diversity(soft.usage, len(z))
+        diversity = self._diversity(soft.usage, z.shape[0])
         loss = self.peak_weight * peak + self.diversity_weight * diversity
         terms = {"peak": peak, "diversity": diversity, "entropy": mean(soft.entropy)}
         if self.latent_weight:

@@ -6,6 +6,7 @@ n = vectors, s = stages, c = channels.
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from lgq.checks import require_between, require_indices
 from lgq.errors import LGQError
 from lgq.ops.numerics import outside_autocast
-from lgq.quantizers.base import Quantized, Quantizer
+from lgq.quantizers.base import Quantizer
+from lgq.quantizers.quantized import Quantized
 
 SKIPPED = -1
 
@@ -104,9 +106,11 @@ class Residual(Quantizer):
     def _stages(self) -> list[Quantizer]:
         return list(self.stages)  # type: ignore[arg-type]
 
-    @property
-    def codebook(self) -> Tensor:
-        raise NotImplementedError("a residual quantizer has one codebook per stage: use stages[i].codebook.")
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError: torch.jit.trace asks for every attribute that `dir` names.
+        if name == "codebook":
+            raise AttributeError("a residual quantizer has one codebook per stage: use stages[i].codebook.")
+        return super().__getattr__(name)
 
     def _kept(self, device: torch.device) -> Tensor:
         stage = torch.arange(len(self.stages), device=device)

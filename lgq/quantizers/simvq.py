@@ -12,8 +12,9 @@ from lgq.checks import require_at_least, require_one_of
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import squared_distances
-from lgq.quantizers.base import Projection, Quantized, Quantizer
+from lgq.quantizers.base import Projection, Quantizer
 from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.quantized import Quantized
 
 Transform = Literal["mlp", "linear"]
 
@@ -40,18 +41,20 @@ class SimVQ(Quantizer):
         transform: Transform = "mlp",
         weight: float = 10.0,
         commitment_weight: float = 0.25,
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_one_of(get_args(Transform), transform=transform)
         require_at_least(0, weight=weight, commitment_weight=commitment_weight)
         self.weight, self.commitment_weight = weight, commitment_weight
-        self.register_buffer("rows", normal_codes(codebook_size, dim, seed=seed))
+        self.register_buffer("rows", normal_codes(codebook_size, dim, seed=self.seed))
         self.transform = (
-            Projection(dim, dim, bias=False, seed=seed + 1)
+            Projection(dim, dim, bias=False, seed=self.seed + 1)
             if transform == "linear"
             else nn.Sequential(
-                Projection(dim, 2 * dim, seed=seed + 1), nn.ReLU(), Projection(2 * dim, dim, seed=seed + 2)
+                Projection(dim, 2 * dim, seed=self.seed + 1),
+                nn.ReLU(),
+                Projection(2 * dim, dim, seed=self.seed + 2),
             )
         )
 

@@ -16,8 +16,8 @@ from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import nearest_codes, squared_distances
-from lgq.quantizers.base import Quantized
 from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, normal_codes
+from lgq.quantizers.quantized import Quantized
 
 Gradient = Literal["straight_through", "rotation"]
 Init = Literal["normal", "kmeans"]
@@ -54,7 +54,7 @@ class VQ(DataInitQuantizer):
         commitment_weight: float = 0.25,
         restart_below: float | None = None,
         init: Init = "normal",
-        seed: int = 0,
+        seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
         require_one_of(get_args(Gradient), gradient=gradient)
@@ -65,11 +65,11 @@ class VQ(DataInitQuantizer):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.restart_below = restart_below
-        self.needs_data_init = init == "kmeans"
+        self.init, self.needs_data_init = init, init == "kmeans"
         for name in ("codebook", "sums"):
             self.register_buffer(name, torch.empty(codebook_size, dim))
         self.register_buffer("counts", torch.empty(codebook_size))
-        self.set_codebook(normal_codes(codebook_size, dim, seed=seed))
+        self.set_codebook(normal_codes(codebook_size, dim, seed=self.seed))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         # Codes from the operator, not by indexing: torch.compile would index again in the backward pass,
@@ -123,9 +123,10 @@ class VQ(DataInitQuantizer):
         dead, latents = self.counts < threshold, torch.zeros_like(self.sums)
         # By rising count: codes that found no latent in this batch come first in the next one.
         turn = self.counts.argsort(stable=True).argsort()
-        revived = dead & (turn < len(z))
-        if len(z):
-            latents = z[torch.randperm(len(z), device=z.device)[turn.clamp_max(len(z) - 1)]]
+        n = z.shape[0]
+        revived = dead & (turn < n)
+        if n:
+            latents = z[torch.randperm(n, device=z.device)[turn.clamp_max(n - 1)]]
         latents, revived = broadcast_from_first(latents), broadcast_from_first(revived)
         count = max(1.0, threshold)
         self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from inspect import signature
 
 import pytest
 import torch
@@ -88,6 +89,41 @@ def test_equal_seeds_give_equal_quantizers_and_different_seeds_do_not(build_sing
     repeated, reseeded = (build_single(seed=seed).state_dict() for seed in (3, 4))
     assert all(torch.equal(first[name], repeated[name]) for name in first)
     assert any(not torch.equal(first[name], reseeded[name]) for name in first)
+
+
+def test_quantizers_start_apart_unless_torch_or_the_caller_fixes_the_seed(build_single):
+    def states(*seeds: int | None) -> list[dict[str, torch.Tensor]]:
+        torch.manual_seed(1)
+        return [build_single(seed=seed).state_dict() for seed in seeds]
+
+    def differ(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+        return any(not torch.equal(a[name], b[name]) for name in a)
+
+    first, second = states(None, None)
+    assert differ(first, second)
+    assert not any(differ(*pair) for pair in zip((first, second), states(None, None), strict=True))
+    quantizer = build_single(seed=None)
+    assert not differ(build_single(seed=quantizer.seed).state_dict(), quantizer.state_dict())
+
+
+def test_a_given_seed_takes_no_number_from_the_generator_of_torch(build_single):
+    before = torch.get_rng_state()
+    build_single(seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.device("meta"):
+        assert build_single(seed=None).seed >= 0
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_representation_shows_every_setting(build):
+    quantizer = build()
+    text, children = repr(quantizer), dict(quantizer.named_children())
+    for name in signature(type(quantizer)).parameters:
+        value = getattr(quantizer, name)
+        value = tuple(value.tolist()) if isinstance(value, torch.Tensor) else value
+        assert f"({name}): " in text if name in children else f"{name}={value!r}" in text, name
+    with torch.device("meta"):
+        assert type(quantizer).__name__ in repr(build())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -209,7 +245,7 @@ def test_compiled_quantizers_give_the_same_without_graph_breaks(build, training)
 def test_the_default_compiler_gives_the_same_gradients(name):
     torch.compiler.reset()
     z = latents(40, DIM).requires_grad_()
-    eager, compiled = QUANTIZERS[name](DIM, 32), QUANTIZERS[name](DIM, 32)
+    eager, compiled = (QUANTIZERS[name](DIM, 32, seed=0) for _ in range(2))
     run = torch.compile(compiled, fullgraph=True)
     for _ in range(2):
         ours, theirs = (torch.autograd.grad((q(z).quantized ** 2).sum(), z)[0] for q in (run, eager))
