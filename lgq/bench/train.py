@@ -81,10 +81,10 @@ def run(settings: TrainBenchmark) -> Iterator[TrainRow]:
     changes: dict[str, Any] = {"batch_size": settings.batch_size, "precision": settings.precision}
     run = replace(run, **{name: value for name, value in changes.items() if value is not None})
     with tempfile.TemporaryDirectory() as out:
-        cached = OnOneBatch(run, data, data, Path(out), settings.device)
+        cached = OnOneBatch(run, data, data, Path(out), device=settings.device)
         trainers = {
             "cached": cached,
-            "with data": TokenizerTrainer(run, data, data, Path(out), settings.device),
+            "with data": TokenizerTrainer(run, data, data, Path(out), device=settings.device),
         }
         steps: dict[str, Step] = {"plain": plain_step(run, cached._next_images())}
         steps |= {name: trainer.train_step for name, trainer in trainers.items()}

@@ -74,7 +74,7 @@ def train_generator(
     require_run(run, GeneratorRun)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
     validated = validation_tokens or training_tokens
-    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), start_from, device)
+    trainer = GeneratorTrainer(run, training_tokens, validated, decoder, Path(out), start_from, device=device)
     if val_tokens is None and rank() == 0:
         _log.warning("no validation tokens: validating on some of the training tokens")
     return run_loop(trainer, resume)
@@ -157,6 +157,7 @@ class GeneratorTrainer(Trainer):
         tokenizer: Tokenizer,
         out: Path,
         start_from: MaskGIT | str | Path | None = None,
+        *,
         device: str | torch.device = "auto",
     ):
         device = join_processes(device)

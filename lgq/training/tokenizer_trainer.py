@@ -77,7 +77,7 @@ def train(
     validation_data = training_data if val_data is None else _opened(val_data)
     require_feasible(run, resolve_device(device))
     require_random_access(validation_data, "validation (`val_data`)")
-    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from, device)
+    trainer = TokenizerTrainer(run, training_data, validation_data, Path(out), start_from, device=device)
     if val_data is None and rank() == 0:
         _log.warning("no validation data: validating on images of the training data")
     return run_loop(trainer, resume)
@@ -102,6 +102,7 @@ class TokenizerTrainer(Trainer):
         validation_data: ImageDataset,
         out: Path,
         start_from: Tokenizer | str | Path | None = None,
+        *,
         device: str | torch.device = "auto",
     ):
         device = join_processes(device)
