@@ -4,6 +4,7 @@ import ast
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import lgq
 from lgq import distributed
 from lgq.cli import COMMANDS
 from lgq.data import FolderDataset
+from lgq.data.loader import loaded_onto
 from lgq.distributed import join_processes, resolve_device
 from lgq.errors import LGQError
 from lgq.inference import generator_on_device, tokenizer_on_device
@@ -30,6 +32,7 @@ from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.quantizers import QUANTIZERS
 from lgq.training.checkpoint import Checkpoints
+from lgq.training.networks import require_feasible
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule
 
 SOURCES = sorted(Path(lgq.__file__).parent.rglob("*.py"))
@@ -117,7 +120,29 @@ def test_joining_makes_a_gpu_the_current_one(machine, monkeypatch):
     assert chosen == [torch.device("cuda", 1)]
 
 
-COMPUTING = sorted(set(COMMANDS) - {"shard", "report", "weights status", "weights fetch", "weights import"})
+def test_memory_is_that_of_the_device(machine, monkeypatch):
+    machine(gpus=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=1))
+    require_feasible(tiny_run.TINY, torch.device("cpu"))
+    with pytest.raises(LGQError, match="and the GPU has 0"):
+        require_feasible(tiny_run.TINY, torch.device("cuda", 0))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("pinned", [True, False])
+def test_only_pinned_memory_is_copied_in_the_background(pinned):
+    """From any other, MPS goes on reading after the batch is freed."""
+    copies: list[bool] = []
+    images: Any = SimpleNamespace(
+        is_pinned=lambda: pinned, to=lambda _device, *, non_blocking: copies.append(non_blocking)
+    )
+    loaded_onto(torch.device("cpu"), images)
+    assert copies == [pinned]
+
+
+COMPUTING = sorted(
+    set(COMMANDS) - {"shard", "runs", "report", "weights status", "weights fetch", "weights import"}
+)
 ARGUMENTS = {
     "train": "train pocket-lgq --data {photos}",
     "train-generator": "train-generator pocket --tokens {tokens} --tokenizer {generator}/tokenizer",
@@ -274,8 +299,8 @@ def test_metrics_need_no_float64_on_the_device(photos, generator, tmp_path, monk
     assert {"psnr", "lpips", "rfid", "kid", "precision"} <= record.metrics.keys()
     assert record.fields["environment"]["device"] == float32_device.type
     assert " --device mps" in " ".join(record.fields["command"])
-    options = {"images": 6, "seeds": (0,), "batch_size": 4, "workers": 0, "out": tmp_path / "drawn"}
-    samples = lgq.evaluate(generator, photos, **options)
+    options = {"samples": 6, "sampling_seeds": (0,), "batch_size": 4, "workers": 0}
+    samples = lgq.evaluate(generator, photos, **options, out=tmp_path / "drawn")
     assert {"gfid", "kid", "precision"} <= samples.metrics.keys()
 
 

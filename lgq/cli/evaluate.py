@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.cli.device import Computes
+from lgq.cli.options import Computes
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
 from lgq.hub import WeightsChoice

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import command_line, say, show
-from lgq.cli.device import Computes
+from lgq.cli.options import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.training.settings import Precision
 

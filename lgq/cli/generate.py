@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from lgq.cli.console import progress_of, say
-from lgq.cli.device import Computes
+from lgq.cli.options import Computes
 from lgq.hub import WeightsChoice
 from lgq.inference.inpaint import Box, inpaint
 from lgq.inference.sample import sample

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lgq.cli.console import key_values, progress_of, say, show
-from lgq.cli.device import Computes
+from lgq.cli.options import Computes
 from lgq.data.shard_writer import shard
 from lgq.hub import WeightsChoice
 from lgq.inference.decode import decode

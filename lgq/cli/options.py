@@ -76,6 +76,15 @@ class Option(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Computes:
+    """Base of a command that computes."""
+
+    device: Annotated[str, tyro.conf.arg(metavar="{auto,cpu,cuda,cuda:N,mps}")] = "auto"
+    """Where to compute: CUDA, else MPS, else the CPU (auto), or the device of this name; cuda:N is a GPU by
+    its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plugins:
     """Options of every command that may need a quantizer of the user's own."""
 

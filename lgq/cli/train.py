@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import tyro
 
 from lgq.cli.console import key_values, say, show
-from lgq.cli.device import Computes
+from lgq.cli.options import Computes
 from lgq.config import to_json
 from lgq.files import json_bytes
 from lgq.runs import (

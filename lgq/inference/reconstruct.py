@@ -13,6 +13,7 @@ import torch
 from lgq.data.folder import FileDataset
 from lgq.data.images import BrokenImage, DataError, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_png, to_tensor
+from lgq.errors import LGQError
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
@@ -58,6 +59,8 @@ def reconstruct(
     Images keep their size, except for up to f - 1 rows and columns at the borders, as f must divide it.
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
+    if not isinstance(images, str | Path) and not images:
+        raise LGQError("there is nothing to reconstruct: name image files or folders.")
     files = FileDataset([images] if isinstance(images, str | Path) else images)
     tokenizer = tokenizer_on_device(tokenizer, weights, device)
     done: list[ReconstructedImage] = []
