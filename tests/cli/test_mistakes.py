@@ -32,7 +32,7 @@ MISTAKES = [
     ),
     ("holds no run to resume", "train pocket-lgq --data photos --resume must"),
     ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
-    ("--learning-rate (was 0.0003, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
+    ("--learning-rate (was 0.001, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
     ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),

@@ -67,7 +67,7 @@ def test_few_codes_are_named_once_with_their_number_the_causes_and_the_options()
     watched = watch()
     (finding,) = (found for record in validations(0.002, 0.002, 0.001) for found in watched.look(*record))
     assert finding.cause == "few_codes"
-    for words in ("use 2 of 1,024 codes (0.2%) after step 1,000", "--learning-rate, now 0.0003"):
+    for words in ("use 2 of 1,024 codes (0.2%) after step 1,000", "--learning-rate, now 0.001"):
         assert words in finding.message
     for words in ("--quantizer-options: raise diversity_weight, now 0.005", "--codebook-size, now 1,024"):
         assert words in finding.message
