@@ -92,7 +92,7 @@ def _mps_works() -> bool:
 def _no_device(device: str | torch.device, rule: str) -> LGQError:
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     here = ", ".join(["cpu", *gpus, *["mps"] * _mps_works()])
-    return LGQError(f"device {str(device)!r} cannot be used: {rule}; available here: {here}.")
+    return LGQError(f"`device` {str(device)!r} cannot be used: {rule}; available here: {here}.")
 
 
 def leave_processes() -> None:

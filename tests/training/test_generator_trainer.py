@@ -115,7 +115,7 @@ def test_a_run_goes_on_with_its_own_tokens_alone_wherever_they_are(tokens, train
     shutil.copytree(tokens.path, tmp_path / "moved")
     assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
     others = draw_tokens(tmp_path / "others", **options)
-    for training, validation, prefix in ((others, others, "--"), (tokens, others, "--val-")):
+    for training, validation, prefix in ((others, others, "`"), (tokens, others, "`val_")):
         with pytest.raises(LGQError, match=re.escape(prefix + name)):
             train_generator(TINY, training, tmp_path / "run", val_tokens=validation, tokenizer=tokenizer())
 
