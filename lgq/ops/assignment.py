@@ -79,12 +79,12 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     return torch.full((), tau, dtype=score_dtype(z, codes), device=z.device)
 
 
-@torch.library.custom_op("lgq::soft_assignment", mutates_args=())
-def _soft_assignment(
+def assign_in_tiles(
     z: Tensor, codes: Tensor, tau: Tensor, score: str, codebook_gradient: str, rows: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
     k = len(codes)
-    _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
+    _, indices, purity, entropy, usage, peak, log_sum = _empty_outputs(z, codes)
     usage.zero_()
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
@@ -97,9 +97,12 @@ def _soft_assignment(
             torch.softmax(s, 1, out=p)
             purity[tile] = torch.linalg.vector_norm(p, dim=1).square()
             usage.addmv_(p[:, :k].T, p.new_full((len(p),), 1 / len(z)))
-            log_sum = -p.gather(1, indices[tile, None]).squeeze(1).log()
-            entropy[tile] = log_sum - s.mul_(p).sum(1)
-    return codes[indices].to(z.dtype), indices, purity, entropy, usage, peak
+            log_sum[tile] = -p.gather(1, indices[tile, None]).squeeze(1).log()
+            entropy[tile] = log_sum[tile] - s.mul_(p).sum(1)
+    return codes[indices].to(z.dtype), indices, purity, entropy, usage, peak, log_sum
+
+
+_soft_assignment = torch.library.custom_op("lgq::soft_assignment", assign_in_tiles, mutates_args=())
 
 
 @_soft_assignment.register_fake
@@ -111,13 +114,12 @@ def _(
 
 def _empty_outputs(z: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
     n, dtype = z.shape[0], score_dtype(z, codes)
-    purity, entropy, peak = (z.new_empty(n, dtype=dtype) for _ in range(3))
+    purity, entropy, peak, log_sum = (z.new_empty(n, dtype=dtype) for _ in range(4))
     usage = z.new_empty(codes.shape[0], dtype=dtype)
-    return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak
+    return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak, log_sum
 
 
-@torch.library.custom_op("lgq::soft_assignment_backward", mutates_args=())
-def _soft_assignment_backward(
+def gradients_in_tiles(
     grad_output: Tensor | None,
     grad_purity: Tensor | None,
     grad_entropy: Tensor | None,
@@ -127,11 +129,13 @@ def _soft_assignment_backward(
     tau: Tensor,
     indices: Tensor,
     peak: Tensor,
+    log_sum: Tensor,
     score: str,
     codebook_gradient: str,
     rows: int,
     codes_learn: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of the vectors and the codes with torch, on any device."""
     k = len(codes)
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
@@ -196,6 +200,11 @@ def _score_gradient(
     return dp.addcmul_(p, -dp.sum(1, keepdim=True))
 
 
+_soft_assignment_backward = torch.library.custom_op(
+    "lgq::soft_assignment_backward", gradients_in_tiles, mutates_args=()
+)
+
+
 @_soft_assignment_backward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     z, codes, codes_learn = arguments[4], arguments[5], arguments[-1]
@@ -204,13 +213,13 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _keep_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     z, codes, tau, *ctx.settings = inputs
-    _, indices, _, _, _, peak = output
-    ctx.save_for_backward(z, codes, tau, indices, peak)
-    ctx.mark_non_differentiable(indices, peak)
+    _, indices, _, _, _, peak, log_sum = output
+    ctx.save_for_backward(z, codes, tau, indices, peak, log_sum)
+    ctx.mark_non_differentiable(indices, peak, log_sum)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_output, _indices, grad_purity, grad_entropy, grad_usage, _peak):  # type: ignore[no-untyped-def]
+def _backward(ctx, grad_output, _indices, grad_purity, grad_entropy, grad_usage, *_constants):  # type: ignore[no-untyped-def]
     codes_learn = ctx.needs_input_grad[1]
     gradients = (grad_output, grad_purity, grad_entropy, grad_usage)
     dz, dcodes = _soft_assignment_backward(*gradients, *ctx.saved_tensors, *ctx.settings, codes_learn)

@@ -34,8 +34,8 @@ def nearest_codes(
     return NearestCodes(*_nearest_codes(z.detach(), codes.detach(), score))
 
 
-@torch.library.custom_op("lgq::nearest_codes", mutates_args=())
-def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+def search_in_tiles(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     peak = torch.full((len(z),), -torch.inf, dtype=score_dtype(z, codes), device=z.device)
     with full_float32(z):
@@ -48,6 +48,9 @@ def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor
                 indices[tile] = torch.where(block_peak > peak[tile], position + start, indices[tile])
                 peak[tile] = torch.maximum(block_peak, peak[tile])
     return indices, codes[indices]
+
+
+_nearest_codes = torch.library.custom_op("lgq::nearest_codes", search_in_tiles, mutates_args=())
 
 
 @_nearest_codes.register_fake
