@@ -9,7 +9,8 @@ n = vectors, k = codes, c = channels.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from types import ModuleType
@@ -31,7 +32,7 @@ MOST_CHANNELS = 64
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 """Whether Triton's interpreter runs the kernels, on a CPU: Triton reads this variable when it is imported."""
 
-_LEAST_CHANNELS = 16  # `tl.dot` takes no smaller block
+_LEAST_CHANNELS = 32  # `tl.dot` takes 16 too, but for some of those kernels the compiler spills registers
 _MOST_OFFSET = 2**31  # offsets inside the kernels are 32-bit integers
 _MOST_PARTS = 16
 _PROGRAMS_PER_PROCESSOR = 2
@@ -65,6 +66,19 @@ def kernel_choice() -> str:
     if choice not in KERNELS:
         raise LGQError(f"{KERNEL_VARIABLE} must be 'auto', 'torch' or 'triton', got {choice!r}.")
     return choice
+
+
+@contextmanager
+def chosen_kernel(choice: str) -> Iterator[None]:
+    """Context in which LGQ_KERNEL has another value."""
+    before = os.environ.get(KERNEL_VARIABLE)
+    os.environ[KERNEL_VARIABLE] = choice
+    try:
+        yield
+    finally:
+        del os.environ[KERNEL_VARIABLE]
+        if before is not None:
+            os.environ[KERNEL_VARIABLE] = before
 
 
 # When they suit
@@ -134,20 +148,18 @@ def self_check(device: torch.device, channels: int) -> Differences:
     cases = ((0.05, (*gradients[:2], None, gradients[3]), "soft"), (1.0, gradients, "both"))
     regrets, outputs, derivatives = [], [], []
     for score, (tau, of_outputs, route) in product(("l2", "dot"), cases):
-        problem = (z, codes, torch.tensor(tau, device=device))
-        exact_problem = tuple(x.double() for x in problem)
-        settings = (score, route, n)
+        problem: Any = (z, codes, torch.tensor(tau, device=device))
+        exact_problem: Any = [x.double() for x in problem]
+        settings: Any = (score, route, n)
         fused = assign_fused(*problem, *settings)
         exact = assignment.assign_in_tiles(*exact_problem, *settings)
         outputs += [_difference(ours, theirs) for ours, theirs in zip(fused[2:5], exact[2:5], strict=True)]
         chosen = (fused[1], search_fused(z, codes, score)[0])
-        regrets += [_regret(*exact_problem[:2], indices, score) for indices in chosen]
-        doubled = (None if g is None else g.double() for g in of_outputs)
-        pairs = zip(
-            gradients_fused(*of_outputs, *problem, *_kept(fused), *settings, True),
-            assignment.gradients_in_tiles(*doubled, *exact_problem, *_kept(exact), *settings, True),
-            strict=True,
-        )
+        regrets += [_regret(exact_problem, indices, score) for indices in chosen]
+        arguments: Any = (*of_outputs, *problem, *_kept(fused), *settings, True)
+        doubled: Any = [None if g is None else g.double() for g in of_outputs]
+        exact_arguments: Any = (*doubled, *exact_problem, *_kept(exact), *settings, True)
+        pairs = zip(gradients_fused(*arguments), assignment.gradients_in_tiles(*exact_arguments), strict=True)
         derivatives += [_difference(ours, theirs) for ours, theirs in pairs]
     # The largest of tensors, not of numbers: it keeps a NaN.
     return Differences(*(float(torch.stack(values).amax()) for values in (regrets, outputs, derivatives)))
@@ -162,9 +174,10 @@ def _difference(ours: Tensor, theirs: Tensor) -> Tensor:
     return torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
 
 
-def _regret(z: Tensor, codes: Tensor, indices: Tensor, score: str) -> Tensor:
+def _regret(problem: list[Tensor], indices: Tensor, score: str) -> Tensor:
+    z, codes, _ = problem
     scores = Scores(z, codes, score, score_centre(z, codes))
-    dense = scores.inputs @ scores.codes.T + scores.bias[: len(codes)]
+    dense = scores.inputs @ scores.codes.T + scores.bias
     lengths = scores.inputs.norm(dim=1) * scores.codes.norm(dim=1).amax()
     return ((dense.amax(1) - dense.gather(1, indices[:, None]).squeeze(1)) / lengths).amax()
 
@@ -228,20 +241,12 @@ def gradients_fused(
     problem = _Problem(z, codes, score)
     n, k, c, inverse = problem.n, problem.k, z.shape[1], problem.inverse(tau)
     g, a, b, u = (problem.contiguous(grad) for grad in (grad_output, grad_purity, grad_entropy, grad_usage))
-    # dL/dp of the best code, from which that of the others is counted: rows near one-hot do not cancel then.
-    reference = problem.empty(n).zero_()
-    if g is not None:
-        reference += (g * problem.codes[indices]).sum(1)
-    if u is not None:
-        u = u / n
-        reference += u[indices]
-    if a is not None:
-        reference += 2 * a * (-log_sum).exp()
+    u = problem.empty(k).zero_() if u is None else u / n
+    reference = assignment.best_code_gradient(problem.codes, indices, log_sum, g, a, u)
     planes = None if g is None else _planes(g, problem.channels, 2)
     inputs = (planes, problem.bias, u, inverse, peak, log_sum, a, b, indices, reference)
-    given = {
+    given: dict[str, Any] = {
         "OUTPUT": g is not None,
-        "USAGE": u is not None,
         "PURITY": a is not None,
         "ENTROPY": b is not None,
     }
@@ -285,7 +290,7 @@ class _Problem:
     def __init__(self, z: Tensor, codes: Tensor, score: str):
         scores = Scores(z, codes, score, score_centre(z, codes))
         self.n, self.k, self.channels = len(z), len(codes), padded(z.shape[1])
-        self.codes, self.bias = scores.codes, scores.bias[: self.k]
+        self.codes, self.bias = scores.codes, scores.bias
         self.x, self.y = (_planes(operand, self.channels, 3) for operand in (scores.inputs, scores.codes))
         self.floor = min_log_weight(self.bias.dtype)
         self.device = z.device

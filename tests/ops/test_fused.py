@@ -42,6 +42,11 @@ def results(kernel, monkeypatch):
     return [*(output.detach() for output in soft), nearest_codes(z, codes).indices, *gradients]
 
 
+def assert_alike(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.double() - b).norm() <= 1e-4 * b.double().norm()
+
+
 class Counted:
     """A kernel that counts its launches, and changes what it is told to."""
 
@@ -80,7 +85,7 @@ def test_an_unknown_choice_raises_an_error(monkeypatch):
 
 
 def test_kernels_that_pass_their_self_check_are_used(monkeypatch, kernels, caplog):
-    differences = fused.self_check(CPU, 16)
+    differences = fused.self_check(CPU, 32)
     assert differences.small
     monkeypatch.setattr(fused, "self_check", lambda device, channels: differences)
     scan = Counted(kernels.scan)
@@ -88,8 +93,7 @@ def test_kernels_that_pass_their_self_check_are_used(monkeypatch, kernels, caplo
     ours, theirs = results("auto", monkeypatch), results("torch", monkeypatch)
     assert scan.launches == 2
     assert not caplog.records
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert_alike(ours, theirs)
 
 
 def hide_triton(monkeypatch, kernels):
@@ -130,8 +134,7 @@ def test_a_kernel_that_fails_after_its_self_check_gives_way_to_torch(monkeypatch
     expected = results("torch", monkeypatch)
     monkeypatch.setattr(fused, "self_check", lambda device, channels: fused.Differences(0, 0, 0))
     monkeypatch.setattr(kernels, "to_z", Broken())
-    for ours, theirs in zip(results("auto", monkeypatch), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_alike(results("auto", monkeypatch), expected)
     (record,) = caplog.records
     assert "RuntimeError: no such instruction" in record.getMessage()
 
@@ -171,8 +174,7 @@ def test_parts_of_the_streamed_axis_add_up(parts, monkeypatch, kernels):
     monkeypatch.setattr(fused, "_processors", lambda device: parts)
     monkeypatch.setattr(fused, "_PROGRAMS_PER_PROCESSOR", 2)
     monkeypatch.setattr(fused, "_INTERPRETED_TILE", fused.Tile(16, 16))
-    for ours, theirs in zip(results("triton", monkeypatch), results("torch", monkeypatch), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_alike(results("triton", monkeypatch), results("torch", monkeypatch))
 
 
 def test_chunks_cover_the_streamed_axis_in_whole_blocks(monkeypatch):
