@@ -25,6 +25,7 @@ TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--tr
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
 GENERATED = ["--images", "4", "--seeds", "0", "--workers", "0", "--sampling.steps", "2"]
 LONG = {
+    "doctor": ["--tokens", "32", "--codebook-size", "64", "--repeats", "1"],
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
     "bench train": ["--batch-size", "1", "--steps", "1", "--rounds", "1"],

@@ -83,6 +83,7 @@ COMMANDS = {
     "weights status": Entry("weights", "WeightsStatus", "list the weights behind LPIPS and FID"),
     "weights fetch": Entry("weights", "WeightsFetch", "download them once"),
     "weights import": Entry("weights", "WeightsImport", "take them from a file"),
+    "doctor": Entry("doctor", "Doctor", "versions, devices, kernels and speed on one page"),
     "bench quantizers": Entry("bench", "BenchQuantizers", "time and memory of a quantizer's training step"),
     "bench encode": Entry("bench", "BenchEncode", "nearest-code search beside faiss"),
     "bench train": Entry("bench", "BenchTrain", "images per second of a training step"),
