@@ -196,14 +196,14 @@ def best_code_gradient(
     log_sum: Float[Tensor, " n"],
     grad_output: Float[Tensor, "n c"] | None,
     grad_purity: Float[Tensor, " n"] | None,
-    grad_usage: Float[Tensor, " k"],
+    grad_usage: Float[Tensor, " k"] | None,
 ) -> Float[Tensor, " n"]:
     """Compute dL/dp of each vector's best code, from which the backward passes count those of all codes.
 
     A constant per row does not change the gradient of a softmax, and rows near one-hot lose nothing in
     cancellation then. The gradient of the entropy has no part in it where log-weights are 0 at the best code.
     """
-    reference = grad_usage[indices]
+    reference = torch.zeros_like(log_sum) if grad_usage is None else grad_usage[indices]
     if grad_output is not None:
         reference = reference + (grad_output * codes[indices]).sum(1)
     if grad_purity is not None:

@@ -241,12 +241,13 @@ def gradients_fused(
     problem = _Problem(z, codes, score)
     n, k, c, inverse = problem.n, problem.k, z.shape[1], problem.inverse(tau)
     g, a, b, u = (problem.contiguous(grad) for grad in (grad_output, grad_purity, grad_entropy, grad_usage))
-    u = problem.empty(k).zero_() if u is None else u / n
+    u = None if u is None else u / n
     reference = assignment.best_code_gradient(problem.codes, indices, log_sum, g, a, u)
     planes = None if g is None else _planes(g, problem.channels, 2)
     inputs = (planes, problem.bias, u, inverse, peak, log_sum, a, b, indices, reference)
     given: dict[str, Any] = {
         "OUTPUT": g is not None,
+        "USAGE": u is not None,
         "PURITY": a is not None,
         "ENTROPY": b is not None,
     }

@@ -179,7 +179,7 @@ def to_z(
     x, y, g, bias, grad_usage, inverse_tau, peak, log_sum, grad_purity, grad_entropy, indices, reference,
     inners, weighted, means, n, k, chunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr, FLOOR: tl.constexpr,
-    OUTPUT: tl.constexpr, PURITY: tl.constexpr, ENTROPY: tl.constexpr,
+    OUTPUT: tl.constexpr, USAGE: tl.constexpr, PURITY: tl.constexpr, ENTROPY: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -209,9 +209,11 @@ def to_z(
         r += tl.load(bias + column, mask=column < k, other=-float("inf"))[None, :]
         w = tl.maximum((r - row_peak[:, None]) * inverse, FLOOR)
         p = tl.exp(w - row_log_sum[:, None])
-        dp = tl.load(grad_usage + column, mask=column < k, other=0.0)[None, :] - row_reference[:, None]
+        dp = -row_reference[:, None]
         if OUTPUT:
             dp += _three_products(g1, g2, y1t, y2t, TYPE, SPLIT)
+        if USAGE:
+            dp += tl.load(grad_usage + column, mask=column < k, other=0.0)[None, :]
         if PURITY:
             dp += twice[:, None] * p
         if ENTROPY:
@@ -233,7 +235,7 @@ def to_codes(
     x, y, g, bias, grad_usage, inverse_tau, peak, log_sum, grad_purity, grad_entropy, indices, reference,
     inner, dcodes, dbias, n, k, chunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr, FLOOR: tl.constexpr,
-    OUTPUT: tl.constexpr, PURITY: tl.constexpr, ENTROPY: tl.constexpr,
+    OUTPUT: tl.constexpr, USAGE: tl.constexpr, PURITY: tl.constexpr, ENTROPY: tl.constexpr,
     SOFT: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -242,7 +244,8 @@ def to_codes(
     inverse = tl.load(inverse_tau)
     y1, y2, y3 = _load(y + column[:, None] * C + channel[None, :], k * C, (column < k)[:, None], SPLIT)
     y_bias = tl.load(bias + column, mask=column < k, other=-float("inf"))
-    y_grad_usage = tl.load(grad_usage + column, mask=column < k, other=0.0)
+    if USAGE:
+        y_grad_usage = tl.load(grad_usage + column, mask=column < k, other=0.0)
     dy = tl.full([COLUMNS, C], 0, TYPE)
     db = tl.full([COLUMNS], 0, TYPE)
     for first in range(part * chunk, tl.minimum(part * chunk + chunk, n), ROWS):
@@ -258,10 +261,12 @@ def to_codes(
         index = tl.load(indices + row, mask=row < n, other=0).to(tl.int32)
         w = tl.maximum((r + y_bias[:, None] - row_peak[None, :]) * inverse, FLOOR)
         p = tl.exp(w - row_log_sum[None, :])
-        dp = y_grad_usage[:, None] - row_reference[None, :]
+        dp = -row_reference[None, :]
         if OUTPUT:
             g1, g2 = _load_two(g + at_x, n * C, (row < n)[:, None], SPLIT)
             dp += _three_products(y1, y2, tl.trans(g1), tl.trans(g2), TYPE, SPLIT)
+        if USAGE:
+            dp += y_grad_usage[:, None]
         if PURITY:
             dp += 2 * tl.load(grad_purity + row, mask=row < n, other=0.0)[None, :] * p
         if ENTROPY:

@@ -26,7 +26,7 @@ from lgq.ops.numerics import min_log_weight
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 FLOOR = {"FLOOR": min_log_weight(torch.float32)}
-ALL = {"OUTPUT": True, "PURITY": True, "ENTROPY": True}
+ALL = {"OUTPUT": True, "USAGE": True, "PURITY": True, "ENTROPY": True}
 OF_LGQ = ALL | {"ENTROPY": False}
 VARIANTS = [
     ("search", {}),
