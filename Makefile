@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 
 OUT ?= demo
 
-.PHONY: demo weights test faults fuzz lint format clean
+.PHONY: demo weights kernels test faults fuzz lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lgq demo --out $(OUT)
 
 weights: $(VENV)/.installed
 	$(BIN)/lgq weights fetch
+
+# Triton, 690 MB: with it, the tests run and compile the GPU's kernels, without a GPU.
+kernels: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[kernels]'
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest -n 2

@@ -1,15 +1,30 @@
 """Settings and fixtures of all tests."""
 
+import importlib.util
 import inspect
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import config as jaxtyping_config
 
-from lgq.quantizers import Quantized
+# Triton reads this when it is imported: its interpreter runs kernels without a GPU.
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _but_the_kernels(has_checks: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda module: module != "lgq.ops.kernels" and has_checks(module)
+
+
+for finder in sys.meta_path:
+    if hasattr(finder, "should_instrument"):  # that of jaxtyping, whose checks Triton cannot compile
+        finder.should_instrument = _but_the_kernels(finder.should_instrument)
+
+from lgq.ops.fused import KERNEL_VARIABLE  # noqa: E402
+from lgq.quantizers import Quantized  # noqa: E402
 
 settings.register_profile("lgq", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("lgq")
@@ -35,3 +50,13 @@ def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jaxtyping_config.update("jaxtyping_disable", True)
     yield
     jaxtyping_config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module", params=["torch", "triton"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both implementations of the operators; the fused kernels run in Triton's interpreter."""
+    if request.param == "triton" and importlib.util.find_spec("triton") is None:
+        pytest.skip("the fused kernels need Triton: pip install -e '.[kernels]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(KERNEL_VARIABLE, request.param)
+        yield request.param

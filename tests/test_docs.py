@@ -29,6 +29,7 @@ TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps
 GENERATED = ["--samples", "4", "--sampling-seeds", "0", "--workers", "0", "--steps", "2"]
 LONG = {
     "bench quantizers --plugin": SMALL,
+    "doctor": ["--vectors", "32", "--codebook-size", "64", "--repeats", "1"],
     "bench quantizers": [*SMALL, "--quantizers", "fsq"],
     "bench encode": SMALL,
     "bench train": ["--batch-size", "1", "--steps", "1", "--rounds", "1"],

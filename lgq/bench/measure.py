@@ -22,6 +22,14 @@ def now(device: torch.device) -> float:
 
 
 def milliseconds(call: Call, device: torch.device) -> float:
+    """Time of a call; on CUDA by its own clock, which does not count the time to start the work."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(device)
+        return start.elapsed_time(end)
     started = now(device)
     call()
     return (now(device) - started) * 1e3

@@ -6,6 +6,7 @@ n = tokens, k = codes, c = channels.
 """
 
 import importlib.util
+import os
 import pickle
 import subprocess
 import sys
@@ -27,10 +28,18 @@ from lgq.bench.measure import (
 from lgq.checks import require_at_least
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.ops.fused import KERNEL_VARIABLE
 from lgq.quantizers import QUANTIZERS, Quantizer, require_quantizer
 from lgq.quantizers.fsq import levels_for
 
 PEER = "vector-quantize-pytorch"
+KERNELS = "kernels"
+PAPER_MS = {
+    ("fsq", 16_384): 0.42, ("fsq", 65_536): 0.45, ("simvq", 16_384): 2.44, ("simvq", 65_536): 8.60,
+    ("ibq", 16_384): 46.09, ("ibq", 65_536): 182.19, ("lgq", 4_096): 3.59, ("lgq", 16_384): 12.18,
+    ("lgq", 65_536): 47.10, ("lgq", 262_144): 190.33,
+}  # fmt: skip
+"""Times of the paper by quantizer and number of codes: 8,192 tokens of 64 channels on an H100."""
 _OF_THE_PEER = ("vq", "rotvq", "fsq", "lfq", "simvq")
 _SLOW_MS = 10_000
 
@@ -57,7 +66,8 @@ class QuantizerBenchmark:
 class QuantizerRow:
     quantizer: str
     implementation: str
-    """`ours`, `dense` for the dense reference, or the name of the peer."""
+    """`ours` for tiles of torch, `kernels` for fused kernels, `dense` for the dense reference, or the name of
+    the peer."""
     codebook_size: int
     tokens: int
     ms: float | None = None
@@ -77,7 +87,9 @@ def plan(settings: QuantizerBenchmark) -> list[QuantizerRow]:
     rows = []
     for name in settings.quantizers:
         require_quantizer(name)
-        implementations = ["ours"] if QUANTIZERS[name].dense_matrices is None else ["ours", "dense"]
+        searches = QUANTIZERS[name].dense_matrices is not None
+        on_cuda = resolve_device(settings.device).type == "cuda"
+        implementations = ["ours", *[KERNELS] * (searches and on_cuda), *["dense"] * searches]
         if name in _OF_THE_PEER and importlib.util.find_spec("vector_quantize_pytorch"):
             implementations.append(PEER)
         rows += [
@@ -95,7 +107,7 @@ def run(settings: QuantizerBenchmark) -> Iterator[QuantizerRow]:
     for row in plan(settings):
         dense = QUANTIZERS[row.quantizer].dense_matrices or 0
         # The peer keeps up to two n x k matrices more than the dense reference, if there are any.
-        matrices = {"ours": 0, "dense": dense}.get(row.implementation, dense and dense + 2)
+        matrices = {"ours": 0, KERNELS: 0, "dense": dense}.get(row.implementation, dense and dense + 2)
         needed = matrices * row.tokens * row.codebook_size * 4
         fits = needed < 0.9 * available_bytes(device)
         yield _measure_in_new_process(row, settings) if fits else row
@@ -105,7 +117,14 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
     # The class itself, and the path to its module: the other process has its own registry.
     task = pickle.dumps((QUANTIZERS[row.quantizer], row, settings))
     command = [sys.executable, "-m", "lgq.bench.quantizers"]
-    done = subprocess.run(command, input=pickle.dumps((sys.path, task)), capture_output=True, check=False)
+    kernel = "triton" if row.implementation == KERNELS else "torch"
+    done = subprocess.run(
+        command,
+        input=pickle.dumps((sys.path, task)),
+        env=os.environ | {KERNEL_VARIABLE: kernel},
+        capture_output=True,
+        check=False,
+    )
     if done.returncode < 0:
         name = f"{row.quantizer} ({row.implementation}) with {row.codebook_size} codes"
         raise LGQError(f"the process that measured {name} was killed: try fewer codes or vectors.")

@@ -6,6 +6,8 @@ numbers per vector and the backward pass recomputes the rest. A training step co
 operations, the minimum that the formulas allow.
 """
 
+import math
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -27,6 +29,9 @@ from lgq.ops.search import (
 )
 
 CodebookGradient = Literal["soft", "hard", "both"]
+
+_LOG2_E = math.log2(math.e)  # weights are powers of two: torch's exp2 takes a third of the time of its exp
+_BLOCK_ELEMENTS = 2**19  # two blocks of float32 stay in the caches of two cores
 
 
 class SoftAssignment(NamedTuple):
@@ -84,27 +89,33 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     return torch.full((), tau, dtype=score_dtype(z, codes), device=z.device)
 
 
-@torch.library.custom_op("lgq::soft_assignment", mutates_args=())
-def _soft_assignment(
+def assign_in_tiles(
     z: Tensor, codes: Tensor, tau: Tensor, score: str, codebook_gradient: str, rows: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
     k = len(codes)
-    _, indices, purity, entropy, usage, peak = _empty_outputs(z, codes)
+    _, indices, purity, entropy, usage, peak, log_sum = _empty_outputs(z, codes)
     usage.zero_()
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
-        inverse = 1 / tau.to(usage.dtype)
-        for tile, (s, p) in scores.tiles(rows, depth=2):
+        scale = _LOG2_E / tau.to(usage.dtype)
+        lowest = _LOG2_E * min_log_weight(usage.dtype)
+        for tile, (s,) in scores.tiles(rows, depth=1):
             # The best before the division by tau, which may round two scores to one value: `nearest_codes`
             # compares them undivided too.
             peak[tile], indices[tile] = blockwise_argmax(scores.write(s, tile))
-            _to_log_weights(s.sub_(peak[tile, None]), inverse)
-            torch.softmax(s, 1, out=p)
-            purity[tile] = torch.linalg.vector_norm(p, dim=1).square()
-            usage.addmv_(p[:, :k].T, p.new_full((len(p),), 1 / len(z)))
-            log_sum = -p.gather(1, indices[tile, None]).squeeze(1).log()
-            entropy[tile] = log_sum - s.mul_(p).sum(1)
-    return codes[indices].to(z.dtype), indices, purity, entropy, usage, peak
+            for block in _blocks_in_cache(tile, z.device, k):
+                w = s[block.start - tile.start : block.stop - tile.start, :k]
+                e = torch.exp2(w.sub_(peak[block, None]).mul_(scale).clamp_(min=lowest))
+                total = e.sum(1)
+                purity[block] = (torch.linalg.vector_norm(e, dim=1) / total).square()
+                usage.addmv_(e.T, 1 / (total * len(z)))
+                log_sum[block] = total.log()
+                entropy[block] = log_sum[block] - w.mul_(e).sum(1) / (total * _LOG2_E)
+    return codes[indices].to(z.dtype), indices, purity, entropy, usage, peak, log_sum
+
+
+_soft_assignment = torch.library.custom_op("lgq::soft_assignment", assign_in_tiles, mutates_args=())
 
 
 @_soft_assignment.register_fake
@@ -116,13 +127,12 @@ def _(
 
 def _empty_outputs(z: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
     n, dtype = z.shape[0], score_dtype(z, codes)
-    purity, entropy, peak = (z.new_empty(n, dtype=dtype) for _ in range(3))
+    purity, entropy, peak, log_sum = (z.new_empty(n, dtype=dtype) for _ in range(4))
     usage = z.new_empty(codes.shape[0], dtype=dtype)
-    return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak
+    return z.new_empty(z.shape), z.new_empty(n, dtype=torch.int64), purity, entropy, usage, peak, log_sum
 
 
-@torch.library.custom_op("lgq::soft_assignment_backward", mutates_args=())
-def _soft_assignment_backward(
+def gradients_in_tiles(
     grad_output: Tensor | None,
     grad_purity: Tensor | None,
     grad_entropy: Tensor | None,
@@ -132,73 +142,108 @@ def _soft_assignment_backward(
     tau: Tensor,
     indices: Tensor,
     peak: Tensor,
+    log_sum: Tensor,
     score: str,
     codebook_gradient: str,
     rows: int,
     codes_learn: bool,
 ) -> tuple[Tensor, Tensor]:
-    k = len(codes)
+    """Compute the gradients of the vectors and the codes with torch, on any device."""
+    k, n = len(codes), len(z)
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
-        inverse = 1 / tau.to(scores.inputs.dtype)
-        # Without a gradient of the output, the joint GEMMs have no rows for it.
-        g = scores.inputs[:0] if grad_output is None else grad_output.to(scores.inputs.dtype)
-        g_soft = g[:0] if codebook_gradient == "hard" else g
-        dp_bias = torch.zeros_like(scores.bias)
-        if grad_usage is not None:
-            dp_bias[:k] = grad_usage / len(z)
-        dz = scores.inputs.new_empty(z.shape)
+        inputs, dtype = scores.inputs, scores.inputs.dtype
+        inverse = 1 / tau.to(dtype)
+        scale, lowest = _LOG2_E * inverse, _LOG2_E * min_log_weight(dtype)
+        g = None if grad_output is None else grad_output.to(dtype)
+        u = scores.bias.new_zeros(k) if grad_usage is None else grad_usage / n
+        reference = best_code_gradient(scores.codes, indices, log_sum, g, grad_purity, u)
+        if grad_entropy is not None:
+            reference = reference + grad_entropy * log_sum
+        # One product writes log2 p and dL/dp: what is added per code or per vector are further channels.
+        right = torch.cat([scores.codes, torch.stack([scores.bias, torch.ones_like(u), u], 1)], 1)
+        shift, zero = peak * scale + log_sum * _LOG2_E, torch.zeros_like(peak)
+        for_p = torch.stack([scale.expand(n), -shift, zero], 1)
+        for_dp = torch.stack([zero, -reference, zero + 1], 1)
+        dz = inputs.new_empty(z.shape)
         dcodes = scores.codes.new_zeros(codes.shape if codes_learn else 0)
         dbias = scores.bias.new_zeros(k)
         for tile, both in scores.tiles(rows, depth=2):
-            torch.sub(scores.bias, peak[tile, None], out=both[0])
-            both[1] = dp_bias
-            left = torch.cat([scores.inputs[tile], g[tile]])
-            both.flatten(0, 1)[: len(left), :k].addmm_(left, scores.codes.T)
-            _to_log_weights(both[0], inverse)
-            row_gradients = (_rows(grad_purity, tile), _rows(grad_entropy, tile))
-            ds = _score_gradient(both, k, indices[tile, None], *row_gradients)[:, :k]
+            left = torch.cat([inputs[tile] * scale, for_p[tile]], 1)
+            if g is None:
+                torch.sub(u, reference[tile, None], out=both[1, :, :k])
+            else:
+                left = torch.cat([left, torch.cat([g[tile], for_dp[tile]], 1)])
+            torch.mm(left, right.T, out=both.flatten(0, 1)[: len(left), :k])
+            for block in _blocks_in_cache(tile, z.device, k):
+                p, dp = both[:, block.start - tile.start : block.stop - tile.start, :k]
+                _score_gradient(p.clamp_(min=lowest), dp, block, indices, grad_purity, grad_entropy)
+                if codes_learn:
+                    dbias.addmv_(dp.T, dp.new_ones(len(dp)))
+            ds = both[1, :, :k]
             torch.mm(ds, scores.codes, out=dz[tile])
-            if codes_learn:
-                right = torch.cat([g_soft[tile], scores.inputs[tile] * inverse])
-                dcodes.addmm_(both.flatten(0, 1)[-len(right) :, :k].T, right)
-                dbias.addmv_(ds.T, ds.new_ones(len(ds)))
+            if codes_learn and g is not None and codebook_gradient != "hard":
+                of_both = torch.cat([g[tile], inputs[tile] * inverse])
+                dcodes.addmm_(both.flatten(0, 1)[:, :k].T, of_both)
+            elif codes_learn:
+                dcodes.addmm_(ds.T, inputs[tile] * inverse)
         dz *= 2 * inverse if score == "l2" else inverse
         if codes_learn and score == "l2":
             dcodes.addcmul_(scores.codes, (dbias * -2 * inverse)[:, None])
-        if codes_learn and codebook_gradient != "soft":
-            dcodes.index_add_(0, indices[: len(g)], g)
+        if codes_learn and g is not None and codebook_gradient != "soft":
+            dcodes.index_add_(0, indices, g)
     return dz.to(z.dtype), dcodes.to(codes.dtype)
 
 
-def _to_log_weights(s: Tensor, inverse_tau: Tensor) -> None:
-    """Divide scores relative to the row's best by tau in place, and clamp them above denormal weights."""
-    s.mul_(inverse_tau).clamp_(min=min_log_weight(s.dtype))
+def best_code_gradient(
+    codes: Float[Tensor, "k c"],
+    indices: Int[Tensor, " n"],
+    log_sum: Float[Tensor, " n"],
+    grad_output: Float[Tensor, "n c"] | None,
+    grad_purity: Float[Tensor, " n"] | None,
+    grad_usage: Float[Tensor, " k"] | None,
+) -> Float[Tensor, " n"]:
+    """Compute dL/dp of each vector's best code, from which the backward passes count those of all codes.
+
+    A constant per row does not change the gradient of a softmax, and rows near one-hot lose nothing in
+    cancellation then. The gradient of the entropy has no part in it where log-weights are 0 at the best code.
+    """
+    reference = torch.zeros_like(log_sum) if grad_usage is None else grad_usage[indices]
+    if grad_output is not None:
+        reference = reference + (grad_output * codes[indices]).sum(1)
+    if grad_purity is not None:
+        reference = reference + 2 * grad_purity * (-log_sum).exp()
+    return reference
 
 
-def _rows(per_vector: Tensor | None, tile: slice) -> Tensor | None:
-    return None if per_vector is None else per_vector[tile, None]
+def _blocks_in_cache(tile: slice, device: torch.device, k: int) -> Iterator[slice]:
+    """Cut a tile, which is large enough for an efficient GEMM, for the passes over its elements."""
+    rows = max(1, _BLOCK_ELEMENTS // k) if device.type == "cpu" else tile.stop - tile.start
+    return (slice(i, min(i + rows, tile.stop)) for i in range(tile.start, tile.stop, rows))
 
 
 def _score_gradient(
-    both: Float[Tensor, "2 t w"],
-    k: int,
-    best: Int[Tensor, "t 1"],
-    grad_purity: Tensor | None,
-    grad_entropy: Tensor | None,
-) -> Float[Tensor, "t w"]:
-    """Turn (log-weights, dL/dp of the linear outputs) into (p, dL/d log-weights), in place."""
-    p, dp = both
+    p: Float[Tensor, "b k"],
+    dp: Float[Tensor, "b k"],
+    block: slice,
+    indices: Int[Tensor, " n"],
+    grad_purity: Float[Tensor, " n"] | None,
+    grad_entropy: Float[Tensor, " n"] | None,
+) -> None:
+    """Turn (log2 p, dL/dp of the linear outputs) of a block into (p, dL/d log-weights), in place."""
     if grad_entropy is not None:
-        dp.addcmul_(p, -grad_entropy)
-    torch.softmax(p, 1, out=p)
+        dp.addcmul_(p, (grad_entropy[block] / -_LOG2_E)[:, None])
+    p.exp2_()
     if grad_purity is not None:
-        dp.addcmul_(p, 2 * grad_purity)
-    # A constant per row does not change the gradient of a softmax. With exactly 0 at the best code, the sum
-    # below has only the weights of the others, which cancellation against a weight of almost 1 would lose.
-    dp[:, :k] -= dp.gather(1, best)
+        dp.addcmul_(p, 2 * grad_purity[block, None])
+    dp.scatter_(1, indices[block, None], 0.0)
     dp.mul_(p)
-    return dp.addcmul_(p, -dp.sum(1, keepdim=True))
+    dp.addcmul_(p, -dp.sum(1, keepdim=True))
+
+
+_soft_assignment_backward = torch.library.custom_op(
+    "lgq::soft_assignment_backward", gradients_in_tiles, mutates_args=()
+)
 
 
 @_soft_assignment_backward.register_fake
@@ -209,13 +254,13 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _keep_for_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     z, codes, tau, *ctx.settings = inputs
-    _, indices, _, _, _, peak = output
-    ctx.save_for_backward(z, codes, tau, indices, peak)
-    ctx.mark_non_differentiable(indices, peak)
+    _, indices, _, _, _, peak, log_sum = output
+    ctx.save_for_backward(z, codes, tau, indices, peak, log_sum)
+    ctx.mark_non_differentiable(indices, peak, log_sum)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_output, _indices, grad_purity, grad_entropy, grad_usage, _peak):  # type: ignore[no-untyped-def]
+def _backward(ctx, grad_output, _indices, grad_purity, grad_entropy, grad_usage, *_constants):  # type: ignore[no-untyped-def]
     codes_learn = ctx.needs_input_grad[1]
     gradients = (grad_output, grad_purity, grad_entropy, grad_usage)
     dz, dcodes = _soft_assignment_backward(*gradients, *ctx.saved_tensors, *ctx.settings, codes_learn)

@@ -1,9 +1,11 @@
 """The nearest code of each vector, by scores in tiles.   n = vectors, k = codes, c = channels."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -17,6 +19,7 @@ _BLOCK = 128
 _TILE_BYTES = 8 * 2**20  # two tiles stay in a CPU's last-level cache
 _TILE_BYTES_ACCELERATOR = 128 * 2**20
 _MIN_ROWS = 64  # with fewer vectors per GEMM, reading the codebook takes longer than using it
+_ROW_MULTIPLE = 32  # GEMMs of 127 rows take a third longer than those of 128
 _SEARCH_CODES = 4096  # the hard search needs no whole rows, so it also cuts its tiles along the codes
 
 
@@ -39,8 +42,8 @@ def nearest_codes(
     return NearestCodes(*_nearest_codes(z, codes, score))
 
 
-@torch.library.custom_op("lgq::nearest_codes", mutates_args=())
-def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+def search_in_tiles(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
+    """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     peak = torch.full((len(z),), -torch.inf, dtype=score_dtype(z, codes), device=z.device)
     with full_float32(z):
@@ -53,6 +56,9 @@ def _nearest_codes(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor
                 indices[tile] = torch.where(block_peak > peak[tile], position + start, indices[tile])
                 peak[tile] = torch.maximum(block_peak, peak[tile])
     return indices, codes[indices]
+
+
+_nearest_codes = torch.library.custom_op("lgq::nearest_codes", search_in_tiles, mutates_args=())
 
 
 @_nearest_codes.register_fake
@@ -89,26 +95,33 @@ class Scores:
         dtype = score_dtype(z, codes)
         self.codes = codes.detach().to(dtype)
         self.inputs = z.detach().to(dtype)
-        self.bias = self.codes.new_full((_width(len(codes)),), -torch.inf)
-        self.bias[: len(codes)] = 0
+        self.bias = self.codes.new_zeros(len(codes))
         if score == "l2":
             self.codes = self.codes - centre
             self.inputs = (self.inputs - centre) * 2
-            self.bias[: len(codes)] -= torch.linalg.vector_norm(self.codes, dim=1).square()
+            self.bias -= torch.linalg.vector_norm(self.codes, dim=1).square()
 
     def tiles(self, rows: int, *, depth: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in."""
-        n, width = len(self.inputs), len(self.bias)
-        workspace = self.inputs.new_empty(depth * min(rows, n) * width)
+        """Yield slices of the vectors, each with `depth` adjacent (rows, width) matrices to work in.
+
+        Only their first columns, one per code, are for writing: the others stay at -inf.
+        """
+        n, width = len(self.inputs), _width(len(self.codes))
+        workspace = self.inputs.new_full((depth * min(rows, n) * width,), -torch.inf)
         for start in range(0, n, rows):
             stop = min(start + rows, n)
             yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)
 
     def write(self, out: Float[Tensor, "t w"], tile: slice) -> Float[Tensor, "t w"]:
-        """Write the scores of a tile into `out`, with -inf in the columns beyond the codes."""
-        out.copy_(self.bias.expand_as(out))
-        out[:, : len(self.codes)].addmm_(self.inputs[tile], self.codes.T)
+        """Write the scores of a tile into the first columns of `out`, and return all of it."""
+        left = F.pad(self.inputs[tile], (0, 1), value=1.0)
+        torch.mm(left, self._codes_and_bias.T, out=out[:, : len(self.codes)])
         return out
+
+    @cached_property
+    def _codes_and_bias(self) -> Tensor:
+        """Codes with the bias as one more channel: a pass over the scores takes longer than its product."""
+        return torch.cat([self.codes, self.bias[:, None]], 1)
 
 
 def blockwise_argmax(scores: Float[Tensor, "t w"]) -> tuple[Float[Tensor, " t"], Int[Tensor, " t"]]:
@@ -132,7 +145,8 @@ def score_dtype(z: Tensor, codes: Tensor) -> torch.dtype:
 def tile_rows(z: Tensor, codes: Tensor) -> int:
     """Number of vectors per tile: enough for an efficient GEMM, few enough for the cache."""
     tile_bytes = _TILE_BYTES if z.device.type == "cpu" else _TILE_BYTES_ACCELERATOR
-    return max(_MIN_ROWS, tile_bytes // (_width(len(codes)) * score_dtype(z, codes).itemsize))
+    rows = tile_bytes / (_width(len(codes)) * score_dtype(z, codes).itemsize)
+    return max(_MIN_ROWS, round(rows / _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
 def _width(k: int) -> int:

@@ -1,15 +1,19 @@
 """Benchmarks measure what they claim to measure; no test depends on their times."""
 
+import io
 import json
+import pickle
+import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lgq.bench import encode, quantizers
-from lgq.bench.measure import available_bytes, interleaved_ms, peak_extra_bytes
-from lgq.bench.quantizers import PEER, QuantizerBenchmark, plan, training_step
+from lgq.bench.measure import available_bytes, interleaved_ms, milliseconds, peak_extra_bytes
+from lgq.bench.quantizers import PEER, QuantizerBenchmark, QuantizerRow, plan, training_step
 from lgq.bench.tables import encode_table, quantizer_table
 from lgq.cli import main
 from lgq.quantizers import LGQ, QUANTIZERS, build_quantizer
@@ -73,6 +77,50 @@ def test_every_implementation_of_every_quantizer_is_planned_and_runs():
         step = training_step(QUANTIZERS[row.quantizer], row, SMALL.dim, CPU)
         step()
         step()
+
+
+def test_on_cuda_every_search_is_measured_with_both_kernels():
+    rows = plan(replace(SMALL, device="cuda"))
+    assert {row.quantizer for row in rows if row.implementation == "kernels"} == {*QUANTIZERS} - {"fsq"}
+    assert "kernels" not in {row.implementation for row in plan(SMALL)}
+
+
+def test_the_process_of_a_row_uses_the_kernel_of_its_name(monkeypatch):
+    chosen = []
+
+    def run(*arguments, env, **options):
+        chosen.append(env["LGQ_KERNEL"])
+        return subprocess.CompletedProcess(arguments, 0, pickle.dumps(row))
+
+    monkeypatch.setattr(quantizers.subprocess, "run", run)
+    for row in plan(replace(SMALL, device="cuda", quantizers=("lgq",), sizes=(16,))):
+        quantizers._measure_in_new_process(row, SMALL)
+    assert chosen == ["torch", "triton", "torch"]
+
+
+def test_times_on_cuda_are_those_of_its_events(monkeypatch):
+    moments = iter([5.0, 12.5])
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.moment = next(moments)
+
+        def elapsed_time(self, end):
+            return end.moment - self.moment
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert milliseconds(lambda: None, torch.device("cuda")) == 7.5
+
+
+def test_the_table_shows_the_paper_s_times_beside_ours():
+    row = QuantizerRow(quantizer="lgq", implementation="ours", codebook_size=16_384, tokens=8192, ms=9.0)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(quantizer_table([row, replace(row, implementation="dense")]))
+    assert console.export_text().count("12.18") == 1
 
 
 class Broken(LGQ):

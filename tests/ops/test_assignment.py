@@ -11,6 +11,8 @@ from lgq.ops import assignment, search
 from lgq.ops.assignment import SoftAssignment, soft_assignment
 from lgq.ops.search import nearest_codes, squared_distances
 
+pytestmark = pytest.mark.usefixtures("kernel")
+
 SCORES = ("l2", "dot")
 ROUTES = ("soft", "hard", "both")
 OUTPUTS = ("codes", "purity", "entropy", "usage")
@@ -116,70 +118,6 @@ def test_half_precision_input_chooses_what_float32_of_its_values_does(dtype):
     torch.testing.assert_close(result.usage, reference.usage)
     result.codes.sum().backward()
     assert half.grad.dtype == dtype
-
-
-def matmul_precisions():
-    try:
-        precision = torch.get_float32_matmul_precision()
-    except RuntimeError:  # which torch raises if `fp32_precision` alone was set
-        precision = None
-    return precision, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
-
-
-@pytest.fixture(params=["highest", "high", "medium", "fp32_precision"])
-def precisions(request, monkeypatch):
-    """A global setting of matrix products, and what both passes of the operators find inside."""
-    if request.param == "fp32_precision":
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    else:
-        torch.set_float32_matmul_precision(request.param)
-    inside = []
-    for module, name in (
-        (search, "blockwise_argmax"),
-        (assignment, "blockwise_argmax"),
-        (assignment, "_score_gradient"),
-    ):
-        function = getattr(module, name)
-
-        def recorded(*arguments, function=function):
-            inside.append(matmul_precisions())
-            return function(*arguments)
-
-        monkeypatch.setattr(module, name, recorded)
-    yield inside
-    torch.backends.cuda.matmul.fp32_precision = "none"
-    torch.set_float32_matmul_precision("highest")
-
-
-@pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_products_are_full_float32_whatever_the_global_setting(precisions, compiled):
-    before = matmul_precisions()
-    z, codes = problem(20, 33, dtype=torch.float32)
-
-    def loss(z, codes):
-        return soft_assignment(z, codes, 0.5).codes.sum() + nearest_codes(z, codes).codes.sum()
-
-    run = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
-    run(z, codes).backward()
-    assert len(precisions) == 3
-    for precision, cuda, cpu in precisions:
-        assert precision == "highest"
-        assert {cuda, cpu} <= {"none", "ieee"}
-    assert matmul_precisions() == before
-
-
-def test_an_error_restores_the_precision_of_products(precisions, monkeypatch):
-    before = matmul_precisions()
-
-    def fail(*arguments):
-        raise RuntimeError("inside")
-
-    for module, function in ((search, nearest_codes), (assignment, lambda z, e: soft_assignment(z, e, 1.0))):
-        monkeypatch.setattr(module, "blockwise_argmax", fail)
-        with pytest.raises(RuntimeError, match="inside"):
-            function(*problem(5, 6))
-        assert matmul_precisions() == before
 
 
 def test_second_derivatives_raise_an_error():

@@ -161,8 +161,10 @@ def test_sizes_that_are_not_positive_integers_raise_an_error(dim, size, message)
 
 
 @pytest.mark.parametrize(("tau", "tolerance"), [(0.1, 1e-5), (0.05, 1e-4)])
-def test_float32_gradients_of_nearly_one_hot_rows_equal_those_of_float64(tau, tolerance):
+def test_float32_gradients_of_nearly_one_hot_rows_equal_those_of_float64(tau, tolerance, kernel):
     """Per row: in the norm of the whole matrix, a few uncertain rows would hide the others."""
+    if kernel == "triton":  # whose products of gradients have 16 bits
+        tolerance = max(tolerance, 2**-15)
     single = LGQ(64, 2048, tau_start=tau)
     exact = copy.deepcopy(single).double()
     codes = single.codebook.detach()[torch.randint(2048, (512,))]
