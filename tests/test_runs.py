@@ -136,11 +136,11 @@ def test_a_part_of_the_settings_is_on_top_of_a_named_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"stpes": 3}', "run.json: unknown field 'stpes'"),
-        (b'{"loss": {"l2": 3}}', "run.json: unknown field 'loss.l2'"),
-        (b'{"loop": {"steps": "many"}}', "run.json: loop.steps must be a whole number, got 'many'"),
-        (b'{"loss": 3}', "run.json: loss must be an object with named fields, got 3"),
-        (b'{"batch_size": 0}', "run.json: TokenizerRun: batch_size must be at least 1, got 0"),
+        (b'{"stpes": 3}', "run.json: unknown field `stpes`"),
+        (b'{"loss": {"l2": 3}}', "run.json: unknown field `loss.l2`"),
+        (b'{"loop": {"steps": "many"}}', "run.json: `loop.steps` must be a whole number, got 'many'"),
+        (b'{"loss": 3}', "run.json: `loss` must be an object with named fields, got 3"),
+        (b'{"batch_size": 0}', "run.json: `batch_size` must be at least 1, got 0"),
         (b'{"transformer": {}}', "run.json has settings of a GeneratorRun: give it to `lgq train-generator`"),
         (b"[1]", r"run.json must hold an object with the fields of a run, got \[1\]"),
         (b'{"loss": ', "run.json is no JSON: Expecting value: line 1 column 10"),

@@ -62,7 +62,7 @@ def examine(settings: Examination) -> Iterator[str]:
     yield "\nDisk"
     for what, folder in (("here", Path.cwd()), ("cache", weights.cache_directory())):
         yield f"  {what:6}  {_free(folder):.0f} GiB free in {folder}"
-    size = f"{settings.vectors:,} tokens of {_DIM} channels, {settings.codebook_size:,} codes"
+    size = f"{settings.vectors:,} vectors of {_DIM} channels, {settings.codebook_size:,} codes"
     yield f"\nSpeed of LGQ's training step ({size})"
     for device in devices or [torch.device("cpu")]:
         yield from _speed(device, settings)
@@ -74,9 +74,9 @@ def examine(settings: Examination) -> Iterator[str]:
 
 
 def _speed(device: torch.device, settings: Examination) -> Iterator[str]:
-    size, tokens = settings.codebook_size, settings.vectors
-    row = QuantizerRow(quantizer="lgq", implementation="ours", codebook_size=size, tokens=tokens)
-    step, floor = training_step(LGQ, row, _DIM, device), six_gemms(tokens, _DIM, size, device)
+    size, vectors = settings.codebook_size, settings.vectors
+    row = QuantizerRow(quantizer="lgq", implementation="ours", codebook_size=size, tokens=vectors)
+    step, floor = training_step(LGQ, row, _DIM, device), six_gemms(vectors, _DIM, size, device)
     for call in (step, floor):
         call()
     best = interleaved_ms({"step": step, "floor": floor}, repeats=settings.repeats, device=device)
@@ -95,7 +95,7 @@ def _advice(device: torch.device, settings: Examination) -> Iterator[str]:
     yield f"  {device}  the self-check passed: the fused kernels give what torch gives in float64"
     best = {}
     row = QuantizerRow(
-        quantizer="lgq", implementation="ours", codebook_size=settings.codebook_size, vectors=settings.vectors
+        quantizer="lgq", implementation="ours", codebook_size=settings.codebook_size, tokens=settings.vectors
     )
     step = training_step(LGQ, row, _DIM, device)
     for kernel in ("torch", "triton"):

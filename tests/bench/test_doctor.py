@@ -28,7 +28,7 @@ def test_the_command_prints_one_page_of_plain_text(capsys):
     assert str(weights.cache_directory()) in page
 
 
-@pytest.mark.parametrize("option", ["tokens", "codebook-size", "repeats"])
+@pytest.mark.parametrize("option", ["vectors", "codebook-size", "repeats"])
 def test_sizes_below_one_raise_an_error(option, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["doctor", f"--{option}", "0"])

@@ -124,7 +124,7 @@ def test_a_run_can_become_shorter_than_planned_but_not_than_it_is(trains, quick_
     stopped(terminate, 2, lambda: trains(COSINE, quick_path))
     before = files(quick_path)
     for steps in (2, 3):
-        words = rf"done 3 of its 6 steps, and --steps {steps} asks for no more: choose more than 3, or"
+        words = rf"done 3 of its 6 steps, and `steps` {steps} asks for no more: choose more than 3, or"
         with pytest.raises(LGQError, match=words):
             trains(of_length(COSINE, steps), quick_path)
     assert files(quick_path) == before
@@ -192,7 +192,7 @@ def test_what_is_validated_may_change_until_there_is_a_score(trains, quick_path)
     fewer = replace(TINY, validation_images=2)
     stopped(terminate, 3, lambda: trains(fewer, quick_path))
     assert config(quick_path)["validation_images"] == 2
-    with pytest.raises(LGQError, match=r"--validation-images \(was 2, now 3\)"):
+    with pytest.raises(LGQError, match=r"`validation_images` \(was 2, now 3\)"):
         trains(TINY, quick_path)
 
 
@@ -203,10 +203,10 @@ def test_a_changed_result_is_refused_by_the_options_that_change_it_with_ways_out
     )
     with pytest.raises(LGQError) as refusal:
         trains(other, quick_path)
-    options = "--learning-rate (was 0.01, now 1.0), --loss.l1 (was 1.0, now 10.0), "
-    options += "--quantizer-options tau_end (was 0.1, now 0.2); "
+    options = "`learning_rate` (was 0.01, now 1.0), `loss.l1` (was 1.0, now 10.0), "
+    options += "`quantizer_options.tau_end` (was 0.1, now 0.2); "
     assert options in str(refusal.value)
-    for way_out in ("the old values", "another --out", f"--start-from {quick_path}."):
+    for way_out in ("the old values", "another `out`", f"`start_from` {quick_path}."):
         assert way_out in str(refusal.value)
 
 
@@ -266,7 +266,7 @@ def test_sources_are_all_that_load_tokenizer_takes(photos, trained, quick_path):
 def test_another_backbone_is_refused_with_its_settings(photos, trained, quick_path):
     other = replace(TINY, backbone=replace(TINY.backbone, widths=(4, 4), blocks=2, checkpointing=True))
     words = r"its backbone has other widths \(there \[4, 8\], here \[4, 4\]\), blocks \(there 1, here 2\): "
-    words += r"train with --backbone.widths 4 8 --backbone.blocks 1, or start from weights of this backbone"
+    words += r"train with `backbone.widths` 4 8 `backbone.blocks` 1, or start from weights of this backbone"
     with pytest.raises(LGQError, match=words):
         train(other, FolderDataset(photos), quick_path / "run", start_from=trained)
     assert not (quick_path / "run").exists()
@@ -292,10 +292,10 @@ def test_a_resumed_run_needs_no_source_and_ends_the_same(again, trains, trained,
 
 def test_a_run_does_not_change_what_it_began_with(trains, trained, quick_path):
     stopped(terminate, 1, lambda: trains(COSINE, quick_path / "plain"))
-    with pytest.raises(LGQError, match=r"--start-from \(was random weights, now .*trained\); leave"):
+    with pytest.raises(LGQError, match=r"`start_from` \(was random weights, now .*trained\); leave"):
         trains(COSINE, quick_path / "plain", start_from=trained)
     stopped(terminate, 1, lambda: trains(COSINE, quick_path / "run", start_from=trained))
-    with pytest.raises(LGQError, match=r"--start-from \(was .*trained, now .*/last\); leave"):
+    with pytest.raises(LGQError, match=r"`start_from` \(was .*trained, now .*/last\); leave"):
         trains(COSINE, quick_path / "run", start_from=trained / "last")
 
 
@@ -345,7 +345,7 @@ def test_a_generator_starts_from_what_means_the_same(tokens, parts, generator, q
 def test_a_transformer_of_another_size_is_refused_with_its_settings(generator, quick_path):
     tokens = tiny_generator.draw_tokens(quick_path / "tokens")
     run = replace(tiny_generator.TINY, transformer=replace(tiny_generator.TINY.transformer, layers=2))
-    words = r"its transformer has other layers \(there 1, here 2\): train with --transformer.layers 1, or"
+    words = r"its transformer has other layers \(there 1, here 2\): train with `transformer.layers` 1, or"
     with pytest.raises(LGQError, match=words):
         tiny_generator.train(run, tokens, quick_path / "run", start_from=generator)
     assert not (quick_path / "run").exists()

@@ -36,6 +36,7 @@ class Walk(Trainer):
     """Learns nothing, but goes somewhere else at each step, by numbers that torch draws."""
 
     best_by = "distance"
+    device = torch.device("cpu")
 
     def __init__(self, settings: LoopSettings = SETTINGS, out: Path = Path()):
         self.run = TrainingRun(batch_size=4, learning_rate=1.0, loop=settings)

@@ -234,5 +234,5 @@ def test_a_mean_over_many_half_precision_logits_is_exact(logits):
 
 @pytest.mark.parametrize("name", ["l1", "lpips", "gan", "discriminator_start"])
 def test_negative_weights_are_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=f"`{name}` must be at least 0, got -1"):
         LossWeights(**{name: -1})

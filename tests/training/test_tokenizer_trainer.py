@@ -283,7 +283,7 @@ def test_without_the_weights_of_lpips_nothing_is_written(photos, tmp_path, monke
 
 
 def test_images_too_small_for_the_discriminator_are_refused_at_the_start(photos, tmp_path):
-    with pytest.raises(LGQError, match="24 pixels or more, got image_size=12"):
+    with pytest.raises(LGQError, match="24 pixels or more, got `image_size` 12"):
         train(replace(EVERYTHING, image_size=12), photos, tmp_path / "run")
 
 

@@ -67,9 +67,9 @@ def test_few_codes_are_named_once_with_their_number_the_causes_and_the_options()
     watched = watch()
     (finding,) = (found for record in validations(0.002, 0.002, 0.001) for found in watched.look(*record))
     assert finding.cause == "few_codes"
-    for words in ("use 2 of 1,024 codes (0.2%) after step 1,000", "--learning-rate, now 0.001"):
+    for words in ("use 2 of 1,024 codes (0.2%) after step 1,000", "`learning_rate`, now 0.001"):
         assert words in finding.message
-    for words in ("--quantizer-options: raise diversity_weight, now 0.005", "--codebook-size, now 1,024"):
+    for words in ("`quantizer_options`: raise diversity_weight, now 0.005", "`codebook_size`, now 1,024"):
         assert words in finding.message
     assert "latent_weight" not in finding.message, "it is off already"
     assert "\n" not in finding.message
@@ -136,8 +136,8 @@ def test_the_discriminator_is_a_likely_cause_once_it_has_joined():
         next(iter(watch(run).look(step, "validation", {"utilization": 0.01}))).message
         for step in (1_000, 1_500)
     )
-    assert "--loss.gan" not in before
-    assert "lower --loss.gan, now 0.5" in after
+    assert "`loss.gan`" not in before
+    assert "lower `loss.gan`, now 0.5" in after
 
 
 @pytest.mark.parametrize("name", _REMEDIES)
@@ -155,7 +155,7 @@ def test_remedies_name_the_present_value_and_nothing_that_the_quantizer_lacks():
     )
     assert quantizer_remedies(scale_options("pocket", "fsq")) == ""
     (finding,) = CodeUse(POCKET, {}, 1_000).look(1_000, "validation", {"utilization": 0.0})
-    assert "--quantizer-options" not in finding.message
+    assert "`quantizer_options`" not in finding.message
 
 
 @pytest.mark.parametrize(("gan", "start", "found"), [(0.1, 10, True), (0.1, 9, False), (0.0, 10, False)])
@@ -165,9 +165,9 @@ def test_a_discriminator_that_would_join_after_the_last_step_is_found(gan, start
     assert (finding is not None) == found
     if finding:
         for words in (
-            "joins at step 10 (--loss.discriminator-start)",
+            "joins at step 10 (`loss.discriminator_start`)",
             "after 10 steps (--steps",
-            "--loss.gan 0",
+            "`loss.gan` 0",
         ):
             assert words in finding.message
 
@@ -178,7 +178,7 @@ def test_an_rfid_of_fewer_images_than_features_is_found(images, found):
     assert (finding is not None) == found
     if finding:
         assert "rFID of 2,047 images" in finding.message
-        assert "--validation-images" in finding.message
+        assert "`validation_images`" in finding.message
 
 
 def test_a_watch_that_replays_records_goes_on_as_if_it_had_made_them():
@@ -276,13 +276,13 @@ def test_records_hold_the_use_of_each_stage(stages, photos, tmp_path):
 
 
 def test_the_console_shows_a_warning_in_one_line_and_once(capsys):
-    with log_to_the_console():
+    with log_to_the_console(str):
         for _ in range(2):
             warnings.warn("few codes\nare used", LGQWarning, stacklevel=1)
     assert capsys.readouterr().err == "lgq: warning: few codes\\nare used\n"
 
 
 def test_the_console_leaves_other_warnings_alone(capsys):
-    with log_to_the_console(), pytest.warns(UserWarning, match="of others"):
+    with log_to_the_console(str), pytest.warns(UserWarning, match="of others"):
         warnings.warn("of others", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
