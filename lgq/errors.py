@@ -11,3 +11,7 @@ class LGQError(ValueError):
     """
 
     exit_code: ClassVar[int] = 2
+
+
+class LGQWarning(UserWarning):
+    """Training that will probably fail, with the likely causes and what to turn."""
