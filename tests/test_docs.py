@@ -81,6 +81,7 @@ def registered_quantizers():
 
 
 @every_page
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch, about its ONNX exporter
 def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
     for code in blocks(page, "python"):
         if ".pretrained()" in code:
