@@ -102,6 +102,7 @@ def save_files(page: Path) -> list[str]:
 
 
 @every_page
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch, about its ONNX exporter
 def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
     for code in save_files(page):
         if ".pretrained()" in code:

@@ -4,6 +4,7 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.checks import (
+    has_values,
     is_exported,
     require_at_least,
     require_channels,
@@ -21,10 +23,13 @@ from lgq.checks import (
     require_indices,
     require_whole,
 )
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
 from lgq.quantizers.quantized import Quantized
+
+_SCALE_CHECKS = (1, 10, 100)
+"""Training batches whose scale is measured."""
 
 
 class Quantizer(nn.Module, ABC):
@@ -47,8 +52,15 @@ class Quantizer(nn.Module, ABC):
     """Score by which `select` compares codes."""
     float32_buffers: ClassVar[tuple[str, ...]] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
+    good_scale: tuple[float, float] | None = None
+    """Root mean square of latents, from and to, for which the initial codes are made; None for any."""
+    off_scale_advice: str = ""
+    """What else to turn if the latents' root mean square is another."""
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
+
+    _training_forwards = 0
+    _scale_matters = True
 
     def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int | None = None):
         super().__init__()
@@ -94,6 +106,8 @@ class Quantizer(nn.Module, ABC):
 
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
+        if self.training and has_values(vectors):
+            self.watch(vectors.detach())
         with outside_autocast(z):
             if self.training or (torch.is_grad_enabled() and not is_exported()):
                 result = self.quantize_vectors(vectors)
@@ -122,6 +136,29 @@ class Quantizer(nn.Module, ABC):
         """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
+    def watch(self, z: Float[Tensor, "n c"]) -> None:
+        """Warn, once, of training that will probably fail; called for each batch, except in compiled code."""
+        self._training_forwards += 1
+        # Few batches: the measurement waits for the device.
+        early = self._training_forwards in _SCALE_CHECKS and self._scale_matters and len(z) > 0
+        if self.good_scale is None or not early:
+            return
+        rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
+        if not low <= rms <= high:
+            self._scale_matters = False
+            warnings.warn(
+                f"the latents of {type(self).__name__} have a root mean square of {rms:.2g} per channel, "
+                f"outside {low:g} to {high:g}, for which its initial codes are made: few will be used. "
+                f"Put a GroupNorm or LayerNorm before the quantizer, or multiply the latents by "
+                f"{1 / max(rms, 1e-6):.2g}{self.off_scale_advice}.",
+                LGQWarning,
+                stacklevel=2,
+            )
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._scale_matters = False  # loaded codes have found their latents
+
     def extra_repr(self) -> str:
         """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
         shown = []
@@ -144,13 +181,14 @@ class Quantizer(nn.Module, ABC):
 
     def _to_vectors(self, z: Tensor) -> tuple[Tensor, torch.Size]:
         require_channels(z, self.dim, self.channel_dim)
-        last = z.movedim(self.channel_dim, -1)
+        last = z.movedim(self.channel_dim % z.ndim, z.ndim - 1)  # ONNX knows no negative axes here
         vectors = at_least_float32(last.reshape(-1, self.dim))
         require_finite(vectors)
         return vectors, last.shape[:-1]
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
-        return vectors.reshape((*tokens, self.dim)).movedim(-1, self.channel_dim)
+        last = vectors.reshape((*tokens, self.dim))
+        return last.movedim(last.ndim - 1, self.channel_dim % last.ndim)
 
 
 def draw_seed() -> int:

@@ -33,6 +33,8 @@ class IBQ(Quantizer):
     scale_defaults = {"pocket": {"init_std": 0.125, "entropy_weight": 0.5}}  # noqa: RUF012
     score = "dot"
     dense_matrices = 11
+    good_scale = (0.0, 3.0)  # the products of larger latents with codes of deviation 1 saturate the softmax
+    off_scale_advice = ", or lower init_std"
 
     def __init__(
         self,

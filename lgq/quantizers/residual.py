@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.checks import require_between, require_indices
+from lgq.checks import is_jit_traced, require_between, require_indices
 from lgq.errors import LGQError
 from lgq.ops.numerics import outside_autocast
 from lgq.quantizers.base import Quantizer
@@ -56,6 +56,11 @@ class Residual(Quantizer):
         for stage in self._stages():
             stage.anneal(progress)
 
+    def watch(self, z: Float[Tensor, "n c"]) -> None:
+        for stage in self._stages():
+            stage.watch(z)
+            z = z[:0]  # the residuals of later stages are smaller by design
+
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         kept = self._kept(z.device)
         total, loss = torch.zeros_like(z), z.new_zeros(())
@@ -79,7 +84,8 @@ class Residual(Quantizer):
 
     def decode(self, indices: Integer[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
         """Sum the codes of the stages; indices of only the first stages give a coarser result."""
-        if indices.ndim == 0 or not 1 <= indices.shape[-1] <= len(self.stages):
+        fits = indices.ndim > 0 and (is_jit_traced() or 1 <= indices.shape[-1] <= len(self.stages))
+        if not fits:
             raise LGQError(
                 f"expected a last axis of 1 to {len(self.stages)} stages, got shape {tuple(indices.shape)}."
             )

@@ -16,11 +16,11 @@ from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import nearest_codes, squared_distances
-from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, latent_codes, normal_codes
 from lgq.quantizers.quantized import Quantized
 
 Gradient = Literal["straight_through", "rotation"]
-Init = Literal["normal", "kmeans"]
+Init = Literal["normal", "data", "kmeans"]
 
 _SMOOTHING = 1e-5
 
@@ -33,7 +33,11 @@ class VQ(DataInitQuantizer):
     commitment_weight: weight of the mean squared difference that pulls vectors to their codes.
     restart_below: running count below which a dead code is moved to a latent of the batch; None never does.
         A batch of n vectors revives at most n codes, the least used first.
-    init: `normal` codes of unit norm on average, or `kmeans` centres of the first training batch.
+    init: `normal` codes of unit norm on average, latents of the first training batch (`data`), or `kmeans`
+        centres of it.
+
+    In a model of your own, begin with `init="kmeans", restart_below=1`: most codes of the other starts are
+    never used (docs/quantizers.md has the numbers).
     """
 
     label = "VQ"
@@ -44,6 +48,7 @@ class VQ(DataInitQuantizer):
     sums: Tensor
     float32_buffers = ("counts", "sums")
     dense_matrices = 3
+    off_scale_advice = ', or start the codes at the latents: init="kmeans", restart_below=1'
 
     def __init__(
         self,
@@ -67,7 +72,9 @@ class VQ(DataInitQuantizer):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.restart_below = restart_below
-        self.init, self.needs_data_init = init, init == "kmeans"
+        self.init, self.needs_data_init = init, init != "normal"
+        if init == "normal":
+            self.good_scale = (0.3, 3.0)
         for name in ("codebook", "sums"):
             self.register_buffer(name, torch.empty(codebook_size, dim))
         self.register_buffer("counts", torch.empty(codebook_size))
@@ -135,7 +142,8 @@ class VQ(DataInitQuantizer):
         self.counts.masked_fill_(revived, count)
 
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
-        return kmeans_codes(z, self.codebook_size, seed=self.seed)
+        start = kmeans_codes if self.init == "kmeans" else latent_codes
+        return start(z, self.codebook_size, seed=self.seed)
 
     def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

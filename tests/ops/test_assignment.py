@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lgq.ops import assignment, search
 from lgq.ops.assignment import SoftAssignment, soft_assignment
-from lgq.ops.search import nearest_codes, squared_distances
+from lgq.ops.dense_assignment import dense_assignment as plain_assignment
+from lgq.ops.search import dense_scores, nearest_codes, squared_distances
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -44,6 +45,26 @@ def dense_assignment(z, codes, tau, *, score="l2", codebook_gradient="soft"):
     output = (chosen.detach() if codebook_gradient == "soft" else chosen) + soft - soft.detach()
     entropy = -(p * logits.log_softmax(1)).sum(1)
     return SoftAssignment(output, indices, p.square().sum(1), entropy, p.mean(0))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_formulas_of_exported_programs_equal_the_operator(score, route):
+    z, codes = problem(37, 300)
+    options = {"score": score, "codebook_gradient": route}
+
+    def exported(*arguments, **options):
+        return SoftAssignment(*plain_assignment(*arguments, **options))
+
+    (tiled, gradients), (plain, plain_gradients) = (
+        values_and_gradients(function, z, codes, 0.3, **options) for function in (soft_assignment, exported)
+    )
+    for ours, theirs in zip((*tiled, *gradients), (*plain, *plain_gradients), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    assert torch.equal(plain[0], codes.detach()[plain[1]]), "the value is the code to the last bit"
+    far = 100 + 1e-3 * torch.randn(50, 5), 100 + 1e-3 * torch.randn(40, 5)
+    exact = squared_distances(*(part.double() for part in far)).argmin(1)
+    assert torch.equal(dense_scores(*far, "l2").argmax(1), exact), "far from the origin, too"
 
 
 def assert_equal_to_dense(z, codes, tau, *, tile, parts=OUTPUTS, **options):

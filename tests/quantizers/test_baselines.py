@@ -237,6 +237,14 @@ def test_each_latent_revives_at_most_one_code():
     assert (codes != start).any(1).all(), "every dead code gets its turn"
 
 
+def test_data_init_of_vq_takes_latents_of_the_first_training_batch():
+    q, z = VQ(3, 8, init="data", seed=2), 40 * torch.randn(50, 3)
+    q(z)
+    assert (torch.cdist(q.codebook.double(), z.double()).min(1).values < 1e-3).all()
+    assert len(q.codebook.unique(dim=0)) == 8
+    assert not q.needs_data_init
+
+
 def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
     """Latents in random order around the corners of a regular polygon, and the mean of each cluster."""
     angles = 2 * np.pi * np.arange(clusters) / clusters
@@ -601,6 +609,7 @@ def stages_by_hand(**options: float) -> Residual:
     return Residual(stages, **options)
 
 
+@pytest.mark.filterwarnings("ignore:the latents of")  # of codes that the test chose
 def test_residual_is_the_sum_of_stages_by_hand():
     q = stages_by_hand()
     out = q(tensor(LATENTS))
@@ -642,6 +651,7 @@ def test_residual_decodes_any_prefix_of_the_stages_and_skips_some():
     assert_close(q.decode(torch.tensor([[1, -1, 0]])), [[7.75]])
 
 
+@pytest.mark.filterwarnings("ignore:the latents of")  # of codes that the test chose
 def test_residual_dropout_keeps_one_to_all_but_one_of_the_first_stages():
     q = stages_by_hand(dropout=1.0)
     lengths = set()
@@ -656,12 +666,14 @@ def test_residual_dropout_keeps_one_to_all_but_one_of_the_first_stages():
     assert lengths == {1, 2}
 
 
+@pytest.mark.filterwarnings("ignore:the latents of")  # of codes that the test chose
 def test_residual_dropout_happens_with_its_probability():
     q = stages_by_hand(dropout=0.3)
     dropped = sum(-1 in q(tensor(LATENTS)).indices for _ in range(300))
     assert 60 < dropped < 120  # 90 expected, deviation 8
 
 
+@pytest.mark.filterwarnings("ignore:the latents of")  # of codes that the test chose
 def test_residual_stages_that_dropout_skips_still_learn():
     q = stages_by_hand(dropout=1.0)
     for stage in q.stages:

@@ -160,6 +160,7 @@ def test_sizes_that_are_not_positive_integers_raise_an_error(dim, size, message)
         LGQ(dim, size)
 
 
+@pytest.mark.filterwarnings("ignore:the latents of")  # of codes that the test chose
 @pytest.mark.parametrize(("tau", "tolerance"), [(0.1, 1e-5), (0.05, 1e-4)])
 def test_float32_gradients_of_nearly_one_hot_rows_equal_those_of_float64(tau, tolerance, kernel):
     """Per row: in the norm of the whole matrix, a few uncertain rows would hide the others."""

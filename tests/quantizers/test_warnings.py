@@ -1,0 +1,133 @@
+"""A loop of one's own is warned of a forgotten temperature and of latents far from the scale of the codes."""
+
+import copy
+import re
+import warnings
+
+import pytest
+import torch
+from quantizer_family import DIM, SIZE
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from lgq.errors import LGQWarning
+from lgq.quantizers import IBQ, LGQ, VQ, Quantizer, Residual, RotVQ
+from lgq.quantizers.lgq import _UNANNEALED_FORWARDS
+
+
+def warned(quantizer: Quantizer, batches: int, scale: float = 1.0) -> list[str]:
+    """Return the warnings of some training batches."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(batches):
+            quantizer(scale * torch.randn(4, DIM))
+    assert all(warning.category is LGQWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_temperature_that_is_never_annealed_is_named_once():
+    quantizer = LGQ(DIM, SIZE, seed=0)
+    assert warned(quantizer, _UNANNEALED_FORWARDS - 1) == []
+    (message,) = warned(quantizer, 1)
+    assert re.search(r"1,000 training batches.*tau_start = 1.*60% instead of 97%.*q\.anneal\(step", message)
+    assert 'tau_shape="constant"' in message
+    assert warned(quantizer, 5) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LGQ(DIM, SIZE, tau_shape="constant"),
+        lambda: LGQ(DIM, SIZE, tau_start=0.1),
+        lambda: LGQ(DIM, SIZE).eval(),
+        lambda: annealed(LGQ(DIM, SIZE)),
+        lambda: annealed(Residual([LGQ(DIM, SIZE), VQ(DIM, SIZE)])),
+        lambda: with_own_temperature(LGQ(DIM, SIZE)),
+    ],
+    ids=["constant", "no fall", "eval mode", "annealed to 0", "annealed stages", "set by hand"],
+)
+def test_a_temperature_that_is_meant_or_annealed_is_not_named(make, monkeypatch):
+    monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_FORWARDS", 5)
+    assert warned(make(), 8) == []
+
+
+def annealed(quantizer: Quantizer) -> Quantizer:
+    quantizer.anneal(0.0)
+    return quantizer
+
+
+def with_own_temperature(quantizer: LGQ) -> LGQ:
+    quantizer.tau.fill_(0.5)
+    return quantizer
+
+
+def test_stages_of_a_residual_quantizer_are_watched_too(monkeypatch):
+    monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_FORWARDS", 5)
+    (message,) = warned(Residual([VQ(DIM, SIZE, init="kmeans"), LGQ(DIM, SIZE)]), 8, scale=0.01)
+    assert "`anneal` was never called" in message, "residuals are small by design"
+    assert any("root mean square" in text for text in warned(Residual([LGQ(DIM, SIZE)]), 1, scale=0.01))
+
+
+@pytest.mark.parametrize(
+    ("make", "scale"),
+    [
+        (lambda: LGQ(DIM, SIZE), 0.05),
+        (lambda: LGQ(DIM, SIZE), 20.0),
+        (lambda: LGQ(DIM, SIZE, init="data"), 0.05),
+        (lambda: VQ(DIM, SIZE), 0.05),
+        (lambda: RotVQ(DIM, SIZE), 20.0),
+        (lambda: IBQ(DIM, SIZE), 20.0),
+    ],
+)
+def test_latents_far_from_unit_scale_are_named_once_with_their_scale(make, scale):
+    (message,) = warned(make(), 120, scale)
+    measured = float(re.search(r"square of (\S+) per channel, outside 0(.3)? to 3,", message).group(1))
+    assert measured == pytest.approx(scale, rel=0.5)
+    factor = float(re.search(r"multiply the latents by ([\d.e+]+)", message).group(1))
+    assert factor == pytest.approx(1 / measured, rel=0.05)
+    assert "GroupNorm" in message
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_latents_near_unit_scale_are_not_named(build, scale):
+    quantizer = build()
+    quantizer.anneal(0.0)
+    assert warned(quantizer, 101, scale) == []
+
+
+def test_a_scale_that_drifts_is_seen_at_the_tenth_and_the_hundredth_batch():
+    for before in (9, 99):
+        quantizer = LGQ(DIM, SIZE)
+        assert warned(quantizer, before) == []
+        assert len(warned(quantizer, 1, scale=100.0)) == 1
+    quantizer = LGQ(DIM, SIZE)
+    warned(quantizer, 1)
+    assert warned(quantizer, 8, scale=100.0) == [], "other batches are not measured"
+
+
+def test_codes_from_data_and_loaded_codes_take_latents_of_any_scale():
+    assert warned(VQ(DIM, SIZE, init="kmeans"), 12, scale=50.0) == []
+    assert warned(VQ(DIM, SIZE, init="data"), 12, scale=50.0) == []
+    assert warned(IBQ(DIM, SIZE), 12, scale=0.02) == [], "its softmax has no trouble with small latents"
+    resumed = LGQ(DIM, SIZE)
+    resumed.load_state_dict(LGQ(DIM, SIZE).state_dict())
+    assert warned(resumed, 12, scale=50.0) == []
+
+
+def test_the_counter_is_no_part_of_the_state():
+    quantizer = LGQ(DIM, SIZE)
+    before = set(quantizer.state_dict())
+    warned(quantizer, 3)
+    assert set(quantizer.state_dict()) == before == {"codebook", "tau", "_extra_state"}
+    assert copy.deepcopy(quantizer)._training_forwards == 3
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_watching_makes_no_second_graph():
+    torch.compiler.reset()
+    quantizer, graphs = LGQ(DIM, SIZE), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(quantizer, fullgraph=True, backend=graphs)
+    z = torch.randn(4, DIM)
+    for _ in range(12):
+        compiled(z)
+        quantizer(z)  # counts, as compiled code does not
+    assert graphs.frame_count == 1
