@@ -103,8 +103,8 @@ class LGQ(DataInitQuantizer):
             warnings.warn(
                 f"after {_UNANNEALED_FORWARDS:,} training batches, the temperature of LGQ is still "
                 f"tau_start = {self.tau_start:g}, as `anneal` was never called; then vectors "
-                "do not commit to codes, and many codes stay unused: call q.anneal(step / (steps - 1)) at each "
-                "step, or set "
+                "do not commit to codes, and many codes stay unused: call q.anneal(step / (steps - 1)) at "
+                "each step, or set "
                 f'tau_shape="constant" if the temperature shall stay.',
                 LGQWarning,
                 stacklevel=2,
