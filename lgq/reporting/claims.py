@@ -13,8 +13,16 @@ from itertools import combinations, product
 from statistics import correlation
 from typing import Any, Literal, NamedTuple
 
-from lgq.reporting.paper_tables import COLUMNS, Column, flat_settings, read_paper
-from lgq.reporting.result_set import Better, ResultSet, Sample, Settings, compare_samples, curve_of
+from lgq.reporting.paper_tables import COLUMNS, Column, read_paper
+from lgq.reporting.result_set import (
+    Better,
+    ResultSet,
+    Sample,
+    Settings,
+    compare_samples,
+    curve_of,
+    flat_settings,
+)
 
 _PAPER_SCALE = "imagenet256"
 _APART = "with intervals apart"

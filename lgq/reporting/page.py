@@ -141,6 +141,7 @@ def report_page(results: ResultSet) -> str:
         runs=results.runs,
         failed={run.id: run.failed for run in results.runs.values() if run.failed},
         warned={run.id: run.warnings for run in results.runs.values() if run.warnings},
+        mixed=results.mixed,
         tables=tables,
         columns=columns_of(tables),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},

@@ -17,6 +17,7 @@ from lgq.reporting.result_set import (
     Sample,
     Settings,
     compare_samples,
+    flat_settings,
     sample_of,
 )
 
@@ -180,15 +181,6 @@ def table_specs() -> dict[str, TableSpec]:
         made = {"columns": columns, "rows": rows, "only": only, "units": tuple(entry.get("units", ()))}
         specs[entry["source"]] = TableSpec(**entry | made)
     return specs
-
-
-def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items() if isinstance(settings, dict) else ():
-        nested = isinstance(value, dict) and value
-        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
 
 
 class Cell(NamedTuple):

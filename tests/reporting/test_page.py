@@ -328,3 +328,14 @@ def test_plots_have_the_colour_of_their_quantizer_whenever_they_were_drawn():
     assert changed[0].tolist() == [red, *map(list, (white, grey)), pink, [213, 94, 0], [0, 0, 0]]
     assert tinted(plot, colour_of("lgq")) is plot
     assert np.array_equal(tinted(changed, "#b8001f"), changed)
+
+
+def test_runs_that_are_left_out_of_their_rows_are_named(tmp_path):
+    directory = write_results(tmp_path / "results", {"comparison": ROWS})
+    record = directory.record("comparison-LGQ-s0")
+    directory.write_record("comparison-LGQ-s0", record | {"config": record["config"] | {"lr": 0.2}})
+    page = report_page(read_result_set(directory.root))
+    assert "differ from its newest run in more than the seed" in page
+    notice = page.split("differ from its newest run")[1].split("</div>")[0]
+    assert re.findall(r"run-(comparison-\w+-s\d)", notice) == ["comparison-LGQ-s1", "comparison-LGQ-s2"]
+    assert ": lr<" in notice

@@ -1,6 +1,7 @@
 """Tables show means over seeds beside the paper's figures; Student's intervals tell a clear best value."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,38 @@ def test_a_table_of_the_paper_has_its_number_and_says_what_its_figures_stand_on(
 def test_intervals_are_students(values):
     expected = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert Sample(values).interval == pytest.approx(expected, rel=1e-12)
+
+
+def changed(results: ResultSet, seed: int, **settings: Any) -> ResultSet:
+    """The results with other settings in the LGQ run of one seed."""
+    run = results.runs[f"comparison-LGQ-s{seed}"]
+    record = run.record | {"config": run.record["config"] | settings}
+    return replace(results, runs=results.runs | {run.id: replace(run, record=record)})
+
+
+def test_runs_of_a_row_that_differ_in_more_than_the_seed_are_not_averaged():
+    # As where the default of an option changed before seed 0 was run again.
+    results = changed(
+        result_set_of({"comparison": comparison_rows(PSNRS)}), 0, quantizer_options={"beta": 0.5, "seed": 0}
+    )
+    lgq = next(row for row in build_table(results, COMPARISON).rows if row.name == "LGQ")
+    assert lgq.seeds == 1
+    assert (lgq.ours[0].mean, lgq.ours[0].spread) == ("23.500", "")
+    assert results.sample("comparison", "psnr", {"quantizer": "lgq"}) == Sample(
+        (23.5,), ("comparison-LGQ-s0",)
+    )
+    assert results.mixed == dict.fromkeys(
+        ["comparison-LGQ-s1", "comparison-LGQ-s2"], ["quantizer_options.beta"]
+    )
+
+
+def test_seeds_and_places_of_the_images_do_not_split_a_row():
+    results = result_set_of({"comparison": comparison_rows(PSNRS)})
+    for seed in range(3):
+        options, data = {"seed": seed}, {"source": f"folder of machine {seed}", "images": 9}
+        results = changed(results, seed, quantizer_options=options, data=data, workers=seed)
+    failed = results.runs["comparison-LGQ-s1"]
+    for name in ("data", "workers"):  # the record of a run that diverged does not have them
+        del failed.record["config"][name]
+    assert not results.mixed
+    assert len(results.select("comparison", {"quantizer": "lgq"})) == 3
