@@ -137,6 +137,8 @@ class RunRecord:
     @property
     def evaluated_on_training_images(self) -> bool:
         """Whether validation and evaluation took the training images, for lack of others."""
+        if self.tokenizer:
+            return self.tokenizer.evaluated_on_training_images
         training, validation = (self.setting(name) for name in ("data", "validation_data"))
         return training is not None and training == validation
 
