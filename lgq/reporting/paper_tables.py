@@ -432,7 +432,8 @@ def paired_table(results: ResultSet) -> Table | None:
         title="LGQ against each other quantizer, seed by seed",
         about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
         "interval of the difference. Bold where the interval excludes 0: green where LGQ is better, red "
-        "where it is worse.",
+        "where it is worse. The intervals are not corrected for the number of comparisons: of twenty without "
+        "a difference, one may exclude 0 by chance.",
         experiment=name,
         columns=_PAIRED,
     )
