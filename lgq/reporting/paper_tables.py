@@ -86,7 +86,7 @@ def _settings_in_words(run: RunRecord) -> tuple[str, ...]:
     return (
         f"K = {size:,}" if size else "",
         f"{side} \N{MULTIPLICATION SIGN} {side}" if side else "",
-        f"{steps:,} steps" if steps else "",
+        f"{steps:,} {'generator ' if run.kind == 'generator' else ''}steps" if steps else "",
         " + ".join(name for key, name in _OBJECTIVE.items() if run.setting(f"loss.{key}")),
         f"timed on {_devices(run)}" if run.kind == "cost" and _devices(run) else "",
     )
