@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
@@ -79,8 +80,8 @@ def headline_png(results: ResultSet) -> bytes:
             look: dict[str, Any] = {"color": style.light, "marker": style.marker, "linestyle": dashes}
             panel.plot(steps, means, linewidth=2, markersize=5, label=name, **look)
             panel.fill_between(steps, low, high, color=style.light, alpha=0.15, linewidth=0)
-        panel.set_title(column.heading, loc="left", pad=20)
-        basis = bases.get(column.heading, "")
+        panel.set_title(column.heading, loc="left", pad=32)
+        basis = fill(bases.get(column.heading, ""), 52)
         panel.annotate(basis, (0, 1), (0, 6), "axes fraction", "offset points", color=FAINT, fontsize=8)
         panel.set_xlabel("training step")
         panel.xaxis.set_major_locator(MaxNLocator(5))

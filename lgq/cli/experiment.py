@@ -34,7 +34,7 @@ class Experiment(Computes):
     out: Path
     """Results directory, which several machines may share."""
     seeds: int | None = None
-    """Number of training seeds per row, from 0 on; by default 1, and 5 for the experiment `seeds`."""
+    """Number of training seeds per row, from 0 on; by default 1, and 5 for the experiment of that name."""
     shard: str = "0/1"
     """Share of the rows to run, such as 0/4 to 3/4 on four machines."""
     only: tuple[str, ...] = ()
@@ -73,8 +73,8 @@ class Report:
     out: Path = Path("report.html")
     """HTML file to write; a browser shows it without a network."""
     copy: Path | None = None
-    """Directory for a copy of the records, curves and pictures that the page shows, without weights; None
-    copies nothing."""
+    """Directory for a copy of the records, curves and pictures that the page shows, without weights; by
+    default nothing is copied."""
 
     def run(self) -> int:
         from lgq.reporting.page import report

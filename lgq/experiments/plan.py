@@ -114,8 +114,6 @@ class PlannedExperiment:
 
 def open_sources(data: Images, val_data: Images | None = None, show: Images | None = None) -> Sources:
     """Open the images to train on, to validate on and to show; each defaults to the one before it."""
-    if val_data is None:
-        _log.info("no validation data: validating and evaluating on the training images.")
     val_data = data if val_data is None else val_data
     show = val_data if show is None else show
     training = _open(data, "data")

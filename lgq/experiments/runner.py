@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,19 @@ from lgq.training.settings import Precision
 
 _ATTEMPTS, _PAUSE_SECONDS = 200, 0.05
 """How often, and how far apart, to try for the lock on plans, which other processes hold for a moment."""
+_OPTIONS = {
+    "scale": "scale",
+    "data": "data",
+    "validation_data": "val_data",
+    "shown": "show",
+    "steps": "steps",
+    "ablation_steps": "steps",
+    "generator_steps": "generator_steps",
+    "precision": "precision",
+}
+"""Options by the parts of the protocol that they choose."""
+_OF_ALL_EXPERIMENTS = ("scale", "data", "validation_data", "shown")
+"""Parts of the protocol that all experiments of a directory share."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +109,10 @@ def experiment(
     settings = settings.adjusted(steps=steps, generator_steps=generator_steps, precision=precision)
     sources = open_sources(data, val_data, show)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
+    if val_data is None:
+        _log.info("no validation data: validating and evaluating on the training images.")
     if dry_run:
+        _require_same_protocol(planned.results, planned.plan)
         return ExperimentOutcome(planned.plan, len(planned.rows), estimates=estimate_rows(planned, device))
     return run_planned(planned, command, device)
 
@@ -119,21 +136,37 @@ def run_planned(
     return outcome
 
 
-def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
-    """Add what is asked for to what other calls asked for; refuse what does not belong together."""
+def _require_same_protocol(results: ResultsDirectory, plan: Plan) -> None:
+    """Refuse what does not belong together with what earlier calls asked for."""
     for earlier in results.plans().values():
-        before, now = (
-            {"scale": asked.scale, "images": asked.images, "shown": asked.shown}
-            | (asked.protocol if earlier.experiment == plan.experiment else {})
-            for asked in (earlier, plan)
-        )
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
+        before, now = _protocol(earlier), _protocol(plan)
+        for name, value in now.items():
+            shared = name in _OF_ALL_EXPERIMENTS or earlier.experiment == plan.experiment
+            if shared and before.get(name) != value:
+                was, is_now = (_in_words(asked, name) for asked in (earlier, plan))
+                others = ", which holds other images" if was == is_now else ""
+                option = f"`{_OPTIONS[name]}`" if name in _OPTIONS else name
                 raise ResultsError(
-                    f"{results.root} was started with another protocol: {name} of {earlier.experiment} was "
-                    f"{before.get(name)}, now {now.get(name)}; give the same options or choose another "
-                    "directory."
+                    f"{results.root} was started with another protocol: {option} of {earlier.experiment} was "
+                    f"{was}, now {is_now}{others}; give the same options or choose another directory."
                 )
+
+
+def _protocol(plan: Plan) -> dict[str, Any]:
+    """What calls that share a directory agree on; images by their fingerprints."""
+    half = len(plan.images) // 2
+    images = {"data": plan.images[:half], "validation_data": plan.images[half:]}
+    return {"scale": plan.scale, **images, "shown": plan.shown, **plan.protocol}
+
+
+def _in_words(plan: Plan, name: str) -> Any:
+    """A part of the protocol as the user gave it."""
+    return plan.protocol[name] if name in plan.protocol else getattr(plan, name, None)
+
+
+def _write_plan(results: ResultsDirectory, plan: Plan) -> None:
+    """Add what is asked for to what other calls asked for."""
+    _require_same_protocol(results, plan)
     make_directory(results.root)
     with _locked(results, "shared", _ATTEMPTS):
         known = results.plan(plan.experiment)

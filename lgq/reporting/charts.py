@@ -1,12 +1,13 @@
 """Metrics over training steps, as SVG charts for the page."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
 from lgq.plots.palette import Style, line_styles
-from lgq.reporting.paper_tables import COLUMNS, Column, describe_basis, describe_seeds
+from lgq.reporting.paper_tables import COLUMNS, Column, describe_basis, describe_bias, describe_seeds
 from lgq.reporting.result_set import ResultSet, RunRecord, Sample, curve_of
 
 WIDTH, HEIGHT = 480, 320
@@ -107,8 +108,9 @@ def _chart(column: Column, curves: dict[str, RowCurve], styles: dict[str, Style]
     samples = [sample for curve in curves.values() for sample in curve.points.values()]
     seeds = describe_seeds([len(sample.values) for sample in samples])
     runs = [run for curve in curves.values() for run in curve.runs]
-    images = describe_basis(runs, "rfid validation" if column.metric == "rfid" else "validation")
-    basis = "; ".join(filter(None, (images, f"{seeds} per line")))
+    on = "rfid validation" if column.metric == "rfid" else "validation"
+    images, bias = describe_basis(runs, on), describe_bias(runs, replace(column, on=on))
+    basis = "; ".join(filter(None, (images, f"{seeds} per line", bias)))
     return Chart(column.heading, drawn, x_ticks, y_ticks, column.tooltip, basis)
 
 

@@ -13,10 +13,19 @@ from itertools import combinations, product
 from statistics import correlation
 from typing import Any, Literal, NamedTuple
 
-from lgq.reporting.paper_tables import COLUMNS, Column, flat_settings, read_paper
-from lgq.reporting.result_set import Better, ResultSet, Sample, Settings, compare_samples, curve_of
+from lgq.reporting.paper_tables import COLUMNS, Column, read_paper
+from lgq.reporting.result_set import (
+    Better,
+    ResultSet,
+    Sample,
+    Settings,
+    compare_samples,
+    curve_of,
+    flat_settings,
+)
 
 _PAPER_SCALE = "imagenet256"
+_TRIAL_SCALE = "smoke"
 _APART = "with intervals apart"
 _BESIDE = ", beside networks of the paper's size"
 
@@ -27,6 +36,7 @@ class Outcome(StrEnum):
     REPRODUCED = "reproduced"
     CONTRADICTED = "contradicted"
     NOT_SEPARABLE = "not separable at this scale"
+    TOO_SMALL = "too small a scale to judge"
     NOT_RUN = "not run"
     BY_EYE = "to be judged by eye"
 
@@ -75,8 +85,18 @@ class Rule(ABC):
         """All comparisons of the rule."""
 
     def decide(self, results: ResultSet) -> list[Finding]:
-        """All comparisons; not separable where they need larger networks than ours."""
+        """All comparisons; not separable where they need larger networks than ours.
+
+        Trials, which take seconds, decide nothing.
+        """
         findings, plan = self.compare(results), results.plans.get(self.experiment)
+        if plan and plan.scale == _TRIAL_SCALE:
+            return [
+                finding._replace(outcome=Outcome.TOO_SMALL)
+                if finding.outcome is not Outcome.NOT_RUN
+                else finding
+                for finding in findings
+            ]
         if not self.paper_networks or (plan and plan.scale == _PAPER_SCALE):
             return findings
         return [
@@ -130,6 +150,8 @@ class Leads(Rule):
     every validation, the first column that was measured during training counts."""
     skip_missing: bool = False
     """Whether to skip sizes at which a row has no value, as it did not fit into memory."""
+    times: float = 1.0
+    """How many times better the mean must be; a smaller lead contradicts the claim."""
 
     @property
     def text(self) -> str:
@@ -137,7 +159,8 @@ class Leads(Rule):
         columns = joint.join(column.title for column in self.columns)
         place = self.at.replace("every size", "every K").replace("largest size", "the largest K")
         relation = f"{_names(self.rows)} better than {_names(self.over)} in {columns}"
-        return f"{relation}{' at ' if place else ''}{place}, {_APART}"
+        factor = f"at least {self.times:g} times " if self.times > 1 else ""
+        return f"{relation.replace('better', f'{factor}better', 1)}{' at ' if place else ''}{place}, {_APART}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         pairs = list(product(self.rows, self.over))
@@ -151,11 +174,24 @@ class Leads(Rule):
             names = _names((*self.rows, *self.over))
             return [Finding(Outcome.NOT_RUN, f"{names} at the same codebook size: not run")]
         findings = [
-            self.compare_pair(results, column, row.at(size), rival.at(size))
+            self._compare_means(results, column, row.at(size), rival.at(size))
             for size, column, (row, rival) in product(sizes, self.columns, pairs)
         ]
         measured = [finding for finding in findings if finding.outcome is not Outcome.NOT_RUN]
         return measured if self.skip_missing and measured else findings
+
+    def _compare_means(self, results: ResultSet, column: Column, row: Selection, rival: Selection) -> Finding:
+        finding = self.compare_pair(results, column, row, rival)
+        if self.times == 1 or finding.outcome is not Outcome.REPRODUCED:
+            return finding
+        first, second = (self.sample(results, column, selection) for selection in (row, rival))
+        if not first or not second or not first.mean or not second.mean:
+            return finding
+        lead = first.mean / second.mean if column.better == "higher" else second.mean / first.mean
+        if lead >= self.times:
+            return finding
+        text = f"{finding.text}, less than the claimed {self.times:g}"
+        return finding._replace(outcome=Outcome.CONTRADICTED, text=text)
 
     def _compare_curves(
         self, results: ResultSet, column: Column, row: Selection, rival: Selection
@@ -448,7 +484,14 @@ def decide(claim: Claim, results: ResultSet) -> Verdict:
 def overall(findings: Sequence[Finding]) -> Outcome:
     """One contradiction decides, then one missing run; otherwise the weakest comparison does."""
     outcomes = {finding.outcome for finding in findings}
-    order = (Outcome.BY_EYE, Outcome.CONTRADICTED, Outcome.NOT_RUN, Outcome.NOT_SEPARABLE, Outcome.REPRODUCED)
+    order = (
+        Outcome.BY_EYE,
+        Outcome.CONTRADICTED,
+        Outcome.TOO_SMALL,
+        Outcome.NOT_RUN,
+        Outcome.NOT_SEPARABLE,
+        Outcome.REPRODUCED,
+    )
     return next((outcome for outcome in order if outcome in outcomes), Outcome.NOT_RUN)
 
 

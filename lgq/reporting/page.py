@@ -26,6 +26,7 @@ from lgq.plots.palette import Style
 from lgq.reporting import charts
 from lgq.reporting.claims import count_outcomes, decide_claims
 from lgq.reporting.paper_tables import Column, Table, all_tables, describe_basis, runs_table, slug
+from lgq.reporting.present_protocol import changes_since
 from lgq.reporting.result_set import ResultSet, RunRecord, read_result_set
 from lgq.training.journal import METRICS
 
@@ -54,6 +55,12 @@ _PLOTS = {
     ),
 }
 """Title and description of each kind of plot, by the stem of its files."""
+_SCALES = {
+    "smoke": "a trial of seconds, to see that everything works; its numbers mean nothing",
+    "pocket": "the paper's protocol made small for two CPU cores",
+    "imagenet256": "the paper's protocol",
+}
+"""What each scale is, in words."""
 _TINTED = ("usage", "norms")
 """Plots in the colour of their quantizer."""
 
@@ -141,8 +148,11 @@ def report_page(results: ResultSet) -> str:
         runs=results.runs,
         failed={run.id: run.failed for run in results.runs.values() if run.failed},
         warned={run.id: run.warnings for run in results.runs.values() if run.warnings},
+        mixed=results.mixed,
+        scales=_SCALES,
+        changes=changes_since(results),
         tables=tables,
-        columns=columns_of(tables),
+        columns=columns_of([table for table in tables if table.was_run]),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},
         frame=charts,
         palette=palette,

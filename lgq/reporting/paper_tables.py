@@ -17,6 +17,7 @@ from lgq.reporting.result_set import (
     Sample,
     Settings,
     compare_samples,
+    flat_settings,
     sample_of,
 )
 
@@ -30,6 +31,11 @@ _MORE_ROWS_THAN_THE_PAPER = {"codebook-size"}
 _PAIRED_EXPERIMENTS = ("seeds", "comparison")
 """Experiments to compare seed by seed; the one with the most seeds first."""
 _LGQ = {"quantizer": "lgq"}
+_OBJECTIVE = {"l1": "l1", "lpips": "LPIPS", "gan": "GAN"}
+"""Terms of the objective by their names in the settings."""
+_FRECHET = {"rfid", "gfid"}
+_LEAST_FRECHET_IMAGES = 2_048
+"""Number of Inception's features: with fewer images, their covariance is not of full rank."""
 
 
 class Basis(NamedTuple):
@@ -56,9 +62,41 @@ BASES = {
 
 def describe_basis(runs: Iterable[RunRecord], on: str) -> str:
     """What the numbers of these runs stand on, such as "1,000 validation images"; empty where unknown."""
-    basis = BASES[on]
-    counts = [count for run in runs if isinstance(count := basis.count(run), int)]
-    return f"{_span(counts)} {basis.unit}" if counts else ""
+    basis, counted = BASES[on], list(runs)
+    counts = [count for run in counted if isinstance(count := basis.count(run), int)]
+    unit = basis.unit
+    if all(run.evaluated_on_training_images for run in counted):
+        unit = unit.replace("validation", "training")
+    return f"{_span(counts)} {unit}" if counts else ""
+
+
+def describe_settings(runs: Iterable[RunRecord]) -> str:
+    """What all runs share, such as "K = 1,024, 64 × 64, 1,000 steps, l1"; for timings also the machine."""
+    described = [_settings_in_words(run) for run in runs]
+    by_setting = (set(words) for words in zip(*described, strict=True))
+    return ", ".join(filter(None, (words.pop() for words in by_setting if len(words) == 1)))
+
+
+def _settings_in_words(run: RunRecord) -> tuple[str, ...]:
+    """K, image size, steps, objective and, for a timing, the machine; empty where the record has none."""
+    size, side, steps = (
+        value if isinstance(value := run.setting(name), int) else None
+        for name in ("codebook_size", "image_size", "loop.steps")
+    )
+    return (
+        f"K = {size:,}" if size else "",
+        f"{side} \N{MULTIPLICATION SIGN} {side}" if side else "",
+        f"{steps:,} {'generator ' if run.kind == 'generator' else ''}steps" if steps else "",
+        " + ".join(name for key, name in _OBJECTIVE.items() if run.setting(f"loss.{key}")),
+        f"timed on {_devices(run)}" if run.kind == "cost" and _devices(run) else "",
+    )
+
+
+def _devices(run: RunRecord) -> str:
+    """Processor and number of threads, as the record names them."""
+    environment = run.record.get("environment")
+    devices = environment.get("devices") if isinstance(environment, dict) else None
+    return ", ".join(map(str, devices)) if isinstance(devices, list) else ""
 
 
 def describe_seeds(counts: Sequence[int]) -> str:
@@ -89,6 +127,8 @@ class Column:
     """The metric in words."""
     on: str = "images"
     """Name in `BASES` of what it is measured on."""
+    absent: str = NOT_GIVEN
+    """Words for a row that was measured during training and has no value."""
 
     @property
     def label(self) -> str:
@@ -116,6 +156,13 @@ class Column:
     def write_sample(self, sample: Sample) -> str:
         """Mean ± sample standard deviation."""
         return f"{self.write(sample.mean)} {self.spread(sample)}".rstrip()
+
+
+def describe_bias(runs: Iterable[RunRecord], column: Column) -> str:
+    """A warning where a Fréchet distance stands on too few images; empty where it does not."""
+    counts = [count for run in runs if isinstance(count := BASES[column.on].count(run), int)]
+    few = column.metric.split(".")[-1] in _FRECHET and counts and min(counts) < _LEAST_FRECHET_IMAGES
+    return f"{column.title} is biased below {_LEAST_FRECHET_IMAGES:,} images" if few else ""
 
 
 @cache
@@ -182,15 +229,6 @@ def table_specs() -> dict[str, TableSpec]:
     return specs
 
 
-def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items() if isinstance(settings, dict) else ():
-        nested = isinstance(value, dict) and value
-        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
-
-
 class Cell(NamedTuple):
     """A number of a table with the runs behind it."""
 
@@ -230,6 +268,11 @@ class Table(NamedTuple):
     """On how many seeds and images our numbers stand."""
     has_seeds: bool = True
     """Whether rows have training seeds; timings have none."""
+
+    @property
+    def was_run(self) -> bool:
+        """Whether some row has a finished run."""
+        return any(row.ours for row in self.rows)
 
 
 class _Line(NamedTuple):
@@ -280,19 +323,22 @@ def slug(text: str) -> str:
     return "-".join(re.findall(r"\w+", text.lower().replace("%", " percent")))
 
 
-def _basis(runs: Sequence[RunRecord], columns: Iterable[Column], seeds: Sequence[int]) -> str:
+def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence[int]) -> str:
     """On how many seeds and images the numbers of a table stand; columns that differ are named."""
     by_basis: dict[str, list[str]] = {}
+    warnings = []
     for column in columns:
         measured = [run for run in runs if run.value(column.metric) is not None]
         if basis := describe_basis(measured or runs, column.on):
             by_basis.setdefault(basis, []).append(column.title)
-    parts = [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
+        warnings += [bias] if (bias := describe_bias(measured, column)) else []
+    parts = [shared] if (shared := describe_settings(runs)) else []
+    parts += [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
     if len(by_basis) == 1:
         parts += by_basis
     else:
         parts += [f"{', '.join(titles)}: {basis}" for basis, titles in by_basis.items()]
-    return "; ".join(parts)
+    return "; ".join(parts + warnings)
 
 
 def own_table(results: ResultSet, plan: Plan) -> Table:
@@ -337,7 +383,7 @@ def _column(lines: list[_Line], column: Column, *, by_group: bool) -> list[Cell]
     cells = []
     for line, sample in zip(lines, samples, strict=True):
         if sample is None:
-            cells.append(Cell(NOT_GIVEN))
+            cells.append(Cell(column.absent if any(run.journal for run in line.runs) else NOT_GIVEN))
             continue
         ahead = [
             compare_samples(sample, rival, column.better) > 0
@@ -386,7 +432,8 @@ def paired_table(results: ResultSet) -> Table | None:
         title="LGQ against each other quantizer, seed by seed",
         about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
         "interval of the difference. Bold where the interval excludes 0: green where LGQ is better, red "
-        "where it is worse.",
+        "where it is worse. The intervals are not corrected for the number of comparisons: of twenty without "
+        "a difference, one may exclude 0 by chance.",
         experiment=name,
         columns=_PAIRED,
     )

@@ -5,6 +5,7 @@ RESULTS/runs/ID/metrics.jsonl   its training curves        RESULTS/pictures/ID/*
 """
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ from lgq.training.watch import WARNING
 Better = Literal["higher", "lower"]
 Settings = Mapping[str, Any]
 """Settings that a run must have, by their dotted names."""
+
+_OF_A_SEED = re.compile(
+    r"(tokenizer\.)?((quantizer_options\.)?seed|(validation_)?data\..*|images|metric_networks|workers"
+    r"|loop\.(log_every|checkpoint_every|keep|minutes|wandb))"
+)
+"""Settings in which the seeds of a row may differ: the seed, what only some records have (the images, which
+are the same in a results directory), and what no number depends on."""
 
 TIMING_RATIO = 1.1
 """Ratio from which on two timings differ."""
@@ -115,6 +123,24 @@ class RunRecord:
 
     def has(self, settings: Settings) -> bool:
         return all(self.setting(name) == value for name, value in settings.items())
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """Settings that all seeds of a row share, by their dotted names; None is as good as no setting."""
+        settings = flat_settings(self.record.get("config"))
+        return {
+            name: value
+            for name, value in settings.items()
+            if value is not None and not _OF_A_SEED.fullmatch(name)
+        }
+
+    @property
+    def evaluated_on_training_images(self) -> bool:
+        """Whether validation and evaluation took the training images, for lack of others."""
+        if self.tokenizer:
+            return self.tokenizer.evaluated_on_training_images
+        training, validation = (self.setting(name) for name in ("data", "validation_data"))
+        return training is not None and training == validation
 
     def value(self, name: str) -> float | None:
         """A finite number by name: a metric, `geometry.NAME`, `tokenizer.NAME`, or one of `DERIVED`."""
@@ -207,6 +233,15 @@ def _lookup(content: Any, name: str) -> Any:
     return content
 
 
+def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        nested = isinstance(value, dict) and value
+        flat |= flat_settings(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
 def _finite(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None
@@ -231,16 +266,41 @@ class ResultSet:
 
     def select(self, experiment: str, settings: Settings | None = None) -> list[RunRecord]:
         """Finished runs of an experiment that have these settings, in the order of its plan."""
-        rows = self.plans[experiment].rows if experiment in self.plans else ()
-        ids = dict.fromkeys(row.id for row in rows)
-        return [self.runs[id] for id in ids if id in self.runs and self.runs[id].has(settings or {})]
+        runs = {run.id: run for _, of_row in self.rows(experiment) for run in of_row}
+        return [run for run in runs.values() if run.has(settings or {})]
 
     def rows(self, experiment: str) -> list[tuple[PlannedRow, list[RunRecord]]]:
-        """Rows of an experiment in the order of its plan, each with the finished runs of its seeds."""
+        """Rows of an experiment in the order of its plan, each with the finished runs of its seeds.
+
+        Runs of a row that differ in more than the seed are no sample: those are left out that are not made
+        like the run with the smallest seed, which is the newest, as every call plans seeds from 0 on.
+        """
+        return [
+            (row, [run for run in runs if run.protocol == runs[0].protocol])
+            for row, runs in self._planned(experiment)
+        ]
+
+    @property
+    def mixed(self) -> dict[str, list[str]]:
+        """Runs that are left out of their rows, by id, with the settings in which they differ."""
+        return {
+            run.id: [
+                name for name in sorted(run.protocol.keys() | new) if run.protocol.get(name) != new.get(name)
+            ]
+            for experiment in self.plans
+            for _, runs in self._planned(experiment)
+            for run in runs
+            if run.protocol != (new := runs[0].protocol)
+        }
+
+    def _planned(self, experiment: str) -> list[tuple[PlannedRow, list[RunRecord]]]:
+        """Rows of an experiment, each with all its finished runs, by seed."""
         rows: dict[str, tuple[PlannedRow, list[RunRecord]]] = {}
         for row in self.plans[experiment].rows if experiment in self.plans else ():
             _, runs = rows.setdefault(row.row, (row, []))
             runs += [self.runs[row.id]] if row.id in self.runs else []
+        for _, runs in rows.values():
+            runs.sort(key=lambda run: run.seed or 0)
         return list(rows.values())
 
     def sample(self, experiment: str, metric: str, settings: Settings | None = None) -> Sample | None:

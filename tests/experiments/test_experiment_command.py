@@ -45,7 +45,7 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
         with Image.open(picture) as image:
             assert image.size == (8 * 16, 16)
     assert results.plans()["comparison"].shown == "sample:whole"
-    assert "shown of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
+    assert "--show of comparison was sample:whole, now" in refusal(capsys, "cost", images, out)
 
 
 def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsys):
@@ -60,6 +60,39 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
     run("generation", images, out / "two", "--dry-run", "--only", "lgq")
     assert re.search(r"LGQ, seed 0 to do 4 3,[0-9]{3} 0\.\d min", " ".join(capsys.readouterr().out.split()))
     assert not (out / "two").exists()
+
+
+def test_a_dry_run_refuses_another_protocol_too(images, out, capsys):
+    run("cost", images, out, "--only", "FSQ")
+    said = refusal(capsys, "cost", images, out, "--dry-run", "--data", str(images / "val"))
+    assert f"--data of cost was {images / 'train'}, now {images / 'val'}; give the same options" in said
+
+
+def test_mistakes_come_before_a_word_on_validation_images(images, out, capsys):
+    for option in (["--only", "l3"], ["--shard", "2/2"], ["--data", str(images / "nowhere")]):
+        words = [
+            "experiment",
+            "logits",
+            "--scale",
+            "smoke",
+            "--data",
+            str(images / "train"),
+            "--out",
+            str(out),
+        ]
+        with pytest.raises(SystemExit):
+            main([*words, *option])
+        assert "no validation data" not in capsys.readouterr().err
+
+
+def test_the_help_names_the_experiment_with_more_seeds_and_no_option_in_its_place(capsys):
+    for command, words in (
+        ("experiment", "5 for the experiment of that name"),
+        ("report", "by default nothing is copied"),
+    ):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_mistakes_are_named_in_one_line(images, out, capsys):

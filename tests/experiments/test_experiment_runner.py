@@ -148,10 +148,15 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
     run_tiny("logits", images, out, only=["l2"])
     sources, longer = sources_of(images), SMOKE.adjusted(steps=6)
     for words, name, scale, given in (
-        ("steps of logits was 4, now 6", "logits", longer, sources),
-        ("scale of logits was smoke, now pocket", "cost", named_scale("pocket"), sources),
-        ("images of logits", "cost", SMOKE, replace(sources, validation=sources.data)),
-        ("shown of logits was val, now sky", "cost", SMOKE, replace(sources, names=("train", "val", "sky"))),
+        ("`steps` of logits was 4, now 6", "logits", longer, sources),
+        ("`scale` of logits was smoke, now pocket", "cost", named_scale("pocket"), sources),
+        (
+            "`val_data` of logits was val, now val, which holds other images",
+            "cost",
+            SMOKE,
+            replace(sources, validation=sources.data),
+        ),
+        ("`show` of logits was val, now sky", "cost", SMOKE, replace(sources, names=("train", "val", "sky"))),
     ):
         with pytest.raises(ResultsError, match=words):
             run_tiny(name, given, out, scale=scale)

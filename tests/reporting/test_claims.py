@@ -63,7 +63,7 @@ def figures(table: TableSpec, *, mirrored: bool) -> dict[str, dict[str, float]]:
     for i, column in enumerate(table.columns):
         printed = {row.name: row.values[i] for row in table.rows}
         ours = {name: v / column.factor for name, v in printed.items() if not isinstance(v, str)}
-        ends = max(ours.values()) + min(ours.values())
+        ends = max(ours.values(), default=0) + min(ours.values(), default=0)
         for name, value in ours.items():
             numbers[name][column.metric] = ends - value if mirrored else value
     return numbers
@@ -316,3 +316,24 @@ def test_rank_correlation_is_spearmans():
 
     first, second = [0.1, 0.5, 0.5, 0.9, 0.2], [3.0, 1.0, 2.0, 2.0, 5.0]
     assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
+
+
+def test_a_trial_of_seconds_decides_no_claim():
+    results = world(slightly)
+    plans = {name: replace(plan, scale="smoke") for name, plan in results.plans.items()}
+    assert set(outcomes(replace(results, plans=plans)).values()) == {Outcome.TOO_SMALL, BY_EYE}
+
+
+@pytest.mark.parametrize(("ms", "outcome"), [(2.1, YES), (1.9, NO), (0.5, NO)])
+def test_several_times_as_fast_is_at_least_twice(ms, outcome):
+    rows = [
+        FakeRow(name.upper(), {"quantizer": name, "codebook_size": 64}, [{"ms": time}], kind="cost")
+        for name, time in (("lgq", 1.0), ("ibq", ms))
+    ]
+    assert outcomes(result_set_of({"cost": rows}))["cost-time"] is outcome
+    assert "at least 2 times better" in paper_claims()["cost-time"].rule_text
+
+
+def test_the_claims_on_norms_say_their_bounds():
+    assert "0.9" in paper_claims()["norms-correlate"].text
+    assert "0.3" in paper_claims()["norms-free"].text

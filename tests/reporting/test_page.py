@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -18,9 +19,10 @@ from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.tables import EXPERIMENTS
+from lgq.experiments.tasks import SCALES
 from lgq.plots.palette import colour_of
 from lgq.reporting.page import report, report_page, tinted
-from lgq.reporting.paper_tables import NOT_GIVEN, build_table, table_specs
+from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
 from lgq.reporting.result_set import read_result_set
 
 HOSTILE = '<script>alert("1")</script>'
@@ -303,7 +305,9 @@ def test_regions_that_scroll_have_names_show_their_edges_and_can_be_reached_by_k
 
 def test_every_column_of_a_table_leads_to_its_meaning(results):
     page = report_page(read_result_set(results.root))
-    shown = {column for table in table_specs().values() for column in table.columns}
+    tables = all_tables(read_result_set(results.root))
+    shown = {column for table in tables if table.was_run for column in table.spec.columns}
+    assert len(shown) > 5
     for column in shown:
         assert f'title="{column.tooltip}">{column.heading}</a>' in page
         assert f"<dt>{column.heading}</dt><dd>{column.tooltip}</dd>" in page
@@ -328,3 +332,44 @@ def test_plots_have_the_colour_of_their_quantizer_whenever_they_were_drawn():
     assert changed[0].tolist() == [red, *map(list, (white, grey)), pink, [213, 94, 0], [0, 0, 0]]
     assert tinted(plot, colour_of("lgq")) is plot
     assert np.array_equal(tinted(changed, "#b8001f"), changed)
+
+
+def test_runs_that_are_left_out_of_their_rows_are_named(tmp_path):
+    directory = write_results(tmp_path / "results", {"comparison": ROWS})
+    record = directory.record("comparison-LGQ-s0")
+    directory.write_record("comparison-LGQ-s0", record | {"config": record["config"] | {"lr": 0.2}})
+    page = report_page(read_result_set(directory.root))
+    assert "differ from its newest run in more than the seed" in page
+    notice = page.split("differ from its newest run")[1].split("</div>")[0]
+    assert re.findall(r"run-(comparison-\w+-s\d)", notice) == ["comparison-LGQ-s1", "comparison-LGQ-s2"]
+    assert ": lr<" in notice
+
+
+def test_experiments_that_were_not_run_are_one_list(results):
+    page = report_page(read_result_set(results.root))
+    tables = all_tables(read_result_set(results.root))
+    folded = [table for table in tables if not table.was_run]
+    listed = page.split('id="not-run"')[1].split("</ul>")[0]
+    assert listed.count("<li") == len(folded) > 3
+    assert f'<h3 id="{folded[0].anchor}"' not in page
+    assert all(table.spec.title not in listed for table in tables if table.was_run)
+
+
+def test_the_page_says_what_its_scale_is(tmp_path):
+    directory = write_results(tmp_path / "results", {"comparison": ROWS})
+    directory.write_plan(replace(directory.plan("comparison"), scale="pocket"))
+    assert "made small for two CPU cores" in report_page(read_result_set(directory.root))
+
+
+def test_records_of_an_earlier_protocol_are_told_beside_their_commands(tmp_path):
+    task = next(row for row in EXPERIMENTS["comparison"].rows(SCALES["smoke"]()) if row.label == "FSQ")
+    config = task.task.settings()
+    for rate, is_told in ((config["learning_rate"], False), (123.0, True)):
+        row = FakeRow("FSQ", config | {"learning_rate": rate}, [{"psnr": 20.0}])
+        directory = write_results(tmp_path / str(rate), {"comparison": [row]})
+        plan = directory.plan("comparison")
+        planned = (replace(plan.rows[0], row=task.row),)
+        directory.write_plan(replace(plan, scale="smoke", rows=planned))
+        commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
+        assert ("earlier protocol" in commands) == is_told
+        assert ("<code>learning_rate</code>: 123.0, now " in commands) == is_told

@@ -1,6 +1,7 @@
 """Tables show means over seeds beside the paper's figures; Student's intervals tell a clear best value."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_every_row_of_the_paper_is_a_run_that_its_experiment_asks_for(label):
 
 def test_a_paper_figure_is_written_as_it_is_printed():
     row = next(row for row in build_table(result_set_of({}), COMPARISON).rows if row.name == "LGQ")
-    assert row.paper == ("21.791", "0.6289", "0.2438", "0.2225", "12.32", "100.00", "16,011")
+    assert row.paper == ("21.791", "0.6289", "0.2438", "0.2225", "12.32", NOT_GIVEN, "100.00", "16,011")
     assert row.ours == ()
 
 
@@ -211,7 +212,8 @@ def test_columns_on_other_images_are_named():
     results = result_set_of({"comparison": [tokenizer], "generation": [generator]})
     assert build_table(results, table_specs()["Table 5"]).basis == (
         "1 training seed per row; rFID of the tokenizer: 1,000 validation images; "
-        "gFID, Inception Score: 200 generated images per sampling seed"
+        "gFID, Inception Score: 200 generated images per sampling seed; "
+        "rFID of the tokenizer is biased below 2,048 images; gFID is biased below 2,048 images"
     )
 
 
@@ -226,3 +228,89 @@ def test_a_table_of_the_paper_has_its_number_and_says_what_its_figures_stand_on(
 def test_intervals_are_students(values):
     expected = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert Sample(values).interval == pytest.approx(expected, rel=1e-12)
+
+
+def changed(results: ResultSet, seed: int, **settings: Any) -> ResultSet:
+    """The results with other settings in the LGQ run of one seed."""
+    run = results.runs[f"comparison-LGQ-s{seed}"]
+    record = run.record | {"config": run.record["config"] | settings}
+    return replace(results, runs=results.runs | {run.id: replace(run, record=record)})
+
+
+def test_runs_of_a_row_that_differ_in_more_than_the_seed_are_not_averaged():
+    # As where the default of an option changed before seed 0 was run again.
+    results = changed(
+        result_set_of({"comparison": comparison_rows(PSNRS)}), 0, quantizer_options={"beta": 0.5, "seed": 0}
+    )
+    lgq = next(row for row in build_table(results, COMPARISON).rows if row.name == "LGQ")
+    assert lgq.seeds == 1
+    assert (lgq.ours[0].mean, lgq.ours[0].spread) == ("23.500", "")
+    assert results.sample("comparison", "psnr", {"quantizer": "lgq"}) == Sample(
+        (23.5,), ("comparison-LGQ-s0",)
+    )
+    assert results.mixed == {f"comparison-LGQ-s{seed}": ["quantizer_options.beta"] for seed in (1, 2)}
+
+
+def test_seeds_and_places_of_the_images_do_not_split_a_row():
+    results = result_set_of({"comparison": comparison_rows(PSNRS)})
+    for seed in range(3):
+        options, data = {"seed": seed}, {"source": f"folder of machine {seed}", "images": 9}
+        results = changed(results, seed, quantizer_options=options, data=data, workers=seed)
+    failed = results.runs["comparison-LGQ-s1"]
+    for name in ("data", "workers"):  # the record of a run that diverged does not have them
+        del failed.record["config"][name]
+    assert not results.mixed
+    assert len(results.select("comparison", {"quantizer": "lgq"})) == 3
+
+
+def test_a_caption_says_which_settings_all_rows_share():
+    shared = {"image_size": 64, "loop": {"steps": 1000}, "loss": {"l1": 1.0, "lpips": 0.5, "gan": 0.0}}
+    rows = [
+        FakeRow(name, {"quantizer": name.lower(), "codebook_size": size, **shared}, [{"psnr": 20.0}])
+        for name, size in (("LGQ", 1024), ("FSQ", 1024))
+    ]
+    caption = build_table(result_set_of({"comparison": rows}), COMPARISON).basis
+    assert caption.startswith(
+        "K = 1,024, 64 \N{MULTIPLICATION SIGN} 64, 1,000 steps, l1 + LPIPS; 1 training seed"
+    )
+    rows[1].config = {**rows[1].config, "codebook_size": 4096}
+    caption = build_table(result_set_of({"comparison": rows}), COMPARISON).basis
+    assert caption.startswith("64 \N{MULTIPLICATION SIGN} 64, 1,000 steps")
+
+
+def test_timings_name_their_machine():
+    extra = {"environment": {"devices": ["x86_64, 2 threads"]}}
+    row = FakeRow("LGQ", {"quantizer": "lgq", "tokens": 64}, [{"ms": 1.0}], kind="cost", extra=extra)
+    assert (
+        "timed on x86_64, 2 threads"
+        in build_table(result_set_of({"cost": [row]}), table_specs()["Table 8"]).basis
+    )
+
+
+@pytest.mark.parametrize(("validation", "images"), [("photos", "training"), ("others", "validation")])
+def test_images_of_an_evaluation_on_the_training_images_are_called_so(validation, images):
+    data = {"data": {"source": "photos", "images": 9}, "validation_data": {"source": validation, "images": 9}}
+    row = FakeRow("LGQ", {"quantizer": "lgq", **data}, [{"psnr": 20.0}])
+    assert f"1,000 {images} images" in build_table(result_set_of({"comparison": [row]}), COMPARISON).basis
+
+
+def test_rfid_is_called_biased_on_few_images_only():
+    for images, is_told in ((1000, True), (2048, False)):
+        row = FakeRow("LGQ", {"quantizer": "lgq"}, [{"rfid": 20.0}], extra={"images": images})
+        basis = build_table(result_set_of({"comparison": [row]}), COMPARISON).basis
+        assert ("rFID is biased below 2,048 images" in basis) == is_told
+
+
+def test_the_comparison_has_kid_in_thousandths():
+    row = FakeRow("LGQ", {"quantizer": "lgq"}, [{"kid": 0.0123}])
+    table = build_table(result_set_of({"comparison": [row]}), COMPARISON)
+    place = [column.heading for column in COMPARISON.columns].index("KID \N{MULTIPLICATION SIGN} 1000 ↓")
+    assert next(line for line in table.rows if line.ours).ours[place].mean == "12.3"
+
+
+def test_a_codebook_that_was_never_full_says_never():
+    config = {"quantizer": "lgq", "codebook_size": 4096}
+    row = FakeRow("LGQ", config, [{}], journals=[[(10, "validation", {"utilization": 0.5})]])
+    spec = table_specs()["Section 7.2"]
+    shown = build_table(result_set_of({"codebook-size": [row]}), spec)
+    assert next(line for line in shown.rows if line.ours).ours[0].mean == "never"
