@@ -170,7 +170,7 @@ def parse(words: list[str]) -> Command:
             names = ", ".join(command.names())
             rule = f"needs the name of a run, one of {names}, or a --config FILE"
             raise LGQError(f"{program} {rule}: see {program} --help.")
-        settings = command.named(run_name, file)
+        settings = command.named(run_name, file, _changes(words, options))
         program, options = f"{program} {run_name or 'NAME'}", _options(name, settings)
         command = _with_defaults(command, settings)
     if asks_for_help:
@@ -245,6 +245,21 @@ def _last_value(option: str, words: list[str]) -> str | None:
     return None
 
 
+def _changes(words: list[str], options: Sequence[Option]) -> dict[str, Any]:
+    """Return the settings that single words change, by their keywords, before the words are parsed."""
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    values = {
+        option.keyword: _last_value(option.flag, words)
+        for option in options
+        if not option.takes_several and option.kind is not bool
+    }
+    return {
+        keyword: int(value) if value.isdecimal() else value
+        for keyword, value in values.items()
+        if value is not None
+    }
+
+
 def _with_defaults(command: Any, settings: Any) -> type[Any]:
     """Return the command with its settings as defaults of the options."""
     return make_dataclass(
@@ -305,7 +320,7 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 @_REGISTRY.primitive_rule
 def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
-    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON or plain text."""
+    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON, plain text or tuples."""
     if info.type != dict[str, Any]:
         return None
     return PrimitiveConstructorSpec(
@@ -321,7 +336,8 @@ def _pair(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not name or not equals:
         raise LGQError(f"`quantizer_options` are of the form NAME=VALUE, got {word!r}.")
+    is_tuple = value.startswith("(") and value.endswith(")")
     try:
-        return name, json.loads(value)
+        return name, json.loads(f"[{value[1:-1].rstrip(' ,')}]" if is_tuple else value)
     except (ValueError, RecursionError):
         return name, value

@@ -30,9 +30,34 @@ MISTAKES = [
         "unknown field --quantizer-options tau_ed: did you mean 'tau_end'",
         "train pocket-lgq --data photos --quantizer-options tau_ed=1",
     ),
+    (
+        "such as --quantizer-options levels=[8,5,5,5] for 1,000",
+        "train pocket-fsq --data photos --codebook-size 257",
+    ),
+    *(
+        (message, f"train pocket-fsq --data photos --quantizer-options 'levels={levels}'")
+        for levels, message in (
+            ("8", "must be a list, got 8"),
+            ("(8,x)", "must be a list, got '(8,x)'"),
+            ("[8,2.5]", "must be a whole number, got 2.5"),
+        )
+    ),
+    (
+        "make 1000 codes, not 512",
+        "train pocket-fsq --data photos --quantizer-options 'levels=(8, 5, 5, 5,)' --codebook-size 512",
+    ),
+    (
+        "run.json sets --quantizer lgq, and the name of the run asks for fsq: leave out the name, or set "
+        "--quantizer fsq",
+        "train pocket-fsq --data photos --config run.json",
+    ),
     ("holds no run to resume", "train pocket-lgq --data photos --resume must"),
     ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
     ("--learning-rate (was 0.001, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
+    (
+        "other settings: --quantizer (was 'lgq', now 'fsq'); run with",
+        f"train pocket-fsq --data photos --out run {' '.join(TINY_TOKENIZER)}",
+    ),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
     ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),
@@ -179,6 +204,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def fill_home() -> None:
     for name in ("empty", "folder.png", "blocked"):
         Path(name).mkdir()
+    Path("run.json").write_text('{"quantizer": "lgq"}')
     for name in ("file", "blocked/images"):
         Path(name).write_text("in the way")
     for folder, classes, count in (

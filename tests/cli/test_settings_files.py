@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_options_replace_fields_of_the_file_and_the_file_those_of_the_name(run, tmp_path, capsys):
     plan = ["--data", "sample", "--out", tmp_path / "new", "--dry-run", "--seed", 4]
-    for words in (["train"], ["train", "imagenet256-fsq"]):
+    for words in (["train"], ["train", "imagenet256-lgq"]):
         for file in (run / "config.json", run):
             lgq(*words, *plan, f"--config={file}", "--loss.l1", 3, "--steps", 9)
             planned = json.loads(capsys.readouterr().out)
