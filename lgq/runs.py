@@ -333,7 +333,7 @@ def _run_settings_in(kind: type[TokenizerRun | GeneratorRun], file: str | Path) 
 def _in_sections(
     values: dict[str, Any], options: dict[str, tuple[str, ...]], file: str | Path
 ) -> dict[str, Any]:
-    """Put the settings that a file names as options are, such as `steps` or `loss.l1`, into their sections."""
+    """Put settings that a file names as options are, such as `steps` or `loss.l1`, into their sections."""
     placed = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
     for option in values:
         path = options.get(option, (option,))

@@ -132,6 +132,10 @@ def run(command: str) -> None:
     elif program == "pip":
         named = [word for word in arguments if word not in ("install", "-c", "-e")]
         assert all((ROOT / word.split("[")[0]).exists() for word in named)
+    elif program == "python3":
+        # The environment is that of the Makefile, so that `make demo` and this line lead to the same place.
+        (place,) = re.findall(r"^VENV \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert arguments == ["-m", "venv", place, "&&", ".", f"{place}/bin/activate"]
     elif program == "python":
         assert (ROOT / arguments[0]).is_file()
     elif program == "torchrun":

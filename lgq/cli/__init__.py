@@ -38,6 +38,7 @@ from lgq.cli.options import (
     qualified,
     require_given,
     require_known_options,
+    require_numbers,
     take_name,
 )
 from lgq.config import keeps_prefix
@@ -178,6 +179,7 @@ def parse(words: list[str]) -> Command:
         sys.exit(0)
     require_known_options(words, options, program, lambda: {name: _options(name) for name in COMMANDS})
     require_given(words, options, program)
+    require_numbers(words, options)
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):
@@ -320,7 +322,7 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 @_REGISTRY.primitive_rule
 def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
-    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON, plain text or tuples."""
+    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON or text, or tuples."""
     if info.type != dict[str, Any]:
         return None
     return PrimitiveConstructorSpec(

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,7 @@ _BASIC = (
 _FEW = 14
 """Number of options up to which a help has one list."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 _WIDEST, _INDENT = 120, 24
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 
@@ -237,6 +238,40 @@ def require_given(words: Sequence[str], options: Iterable[Option], program: str)
     missing = [f"{option.flag} {option.metavar}" for option in required if option.flag not in given]
     if missing:
         raise LGQError(f"{program} needs {' and '.join(missing)}: see {program} --help.")
+
+
+def require_numbers(words: Sequence[str], options: Iterable[Option]) -> None:
+    """Refuse values that are no numbers, or too few, where an option takes numbers."""
+    by_flag = {option.flag: option for option in options if not option.positional}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        option = by_flag.get(flag.replace("_", "-")) if flag.startswith("--") else None
+        if option is None:
+            continue
+        following = takewhile(lambda word: not word.startswith("--"), words[i + 1 :])
+        values = [value] if equals else list(following)
+        many = get_origin(option.kind) is tuple
+        kinds = get_args(option.kind) if many else (option.kind,)
+        if kinds[0] not in _NUMBERS or not values or values[0] == "None":
+            continue
+        singular, plural = _NUMBERS[kinds[0]]
+        if kinds[-1] is Ellipsis:
+            rule, values = plural, values[:1]
+        else:
+            rule, values = f"{len(kinds)} {plural}" if many else singular, values[: len(kinds)]
+        for given in values:
+            if not _is_number(given, kinds[0]):
+                raise LGQError(f"{option.flag} takes {rule}, got {given!r}.")
+        if Ellipsis not in kinds and len(values) < len(kinds):
+            raise LGQError(f"{option.flag} takes {rule}, got {len(values)}: {' '.join(values)}.")
+
+
+def _is_number(text: str, kind: Callable[[str], float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 def take_name(

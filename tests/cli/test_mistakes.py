@@ -51,6 +51,13 @@ MISTAKES = [
         "--quantizer fsq",
         "train pocket-fsq --data photos --config run.json",
     ),
+    ("--steps takes a whole number, got 'big'.", "train pocket-lgq --data photos --steps big"),
+    ("--steps takes a whole number, got '1.5'.", "train pocket-lgq --data photos --steps=1.5"),
+    ("--learning-rate takes a number, got '0,001'.", "train pocket-lgq --data photos --learning-rate 0,001"),
+    (
+        "--backbone.widths takes whole numbers, got 'wide'.",
+        "train pocket-lgq --data photos --backbone.widths wide",
+    ),
     ("holds no run to resume", "train pocket-lgq --data photos --resume must"),
     ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
     ("--learning-rate (was 0.001, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
@@ -115,11 +122,14 @@ MISTAKES = [
     ("must end in .png, and be no directory, or", "sample gone --out grid.jpg"),
     ("must end in .png, and be no directory, or", "sample gone --out folder.png"),
     ("is a tokenizer, and this needs a generator", "inpaint run photo.png --box 0 0 4 4 --out new.png"),
-    ("must end in .png, and be no directory,", "inpaint gone photo.png --box 0 0 4 4 --out strip"),
+    ("must end in .png, and be no directory, or", "inpaint gone photo.png --box 0 0 4 4 --out strip.jpg"),
+    ("must end in .png, and be no directory, or", "inpaint gone photo.png --box 0 0 4 4 --out folder.png"),
     *(
         (message, f"inpaint generator photo.png {options} --out new.png")
         for message, options in (
             ("gone.png: No such file", "--mask gone.png --label 0"),
+            ("--box takes 4 whole numbers, got 3: 0 0 16.", "--box 0 0 16"),
+            ("--box takes 4 whole numbers, got 'half'.", "--box 0 0 half 4"),
             ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
             ("either --mask, a file, or --box", "--label 0"),
             ("either --mask, a file, or --box", "--box 0 0 4 4 --mask photo.png --label 0"),
