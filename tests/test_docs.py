@@ -47,6 +47,7 @@ LONG = {
     "sample runs/generator --out grid.png": ["--classes", "image", "--count", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
+    "train pocket-fsq --data photos --out runs/grid": [*TINY, "--codebook-size", "1000"],
     "train": TINY,
 }
 """Commands that take minutes as they stand."""

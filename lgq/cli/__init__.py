@@ -164,18 +164,20 @@ def parse(words: list[str]) -> Command:
     asks_for_help = "--help" in words or "-h" in words
     command = entry.load()
     options = _options(name)
+    names: tuple[str, ...] = ()
     if hasattr(command, "named"):
         run_name, words = take_name(words, options, command.names())
         file = _last_value("--config", words)
         if run_name is None and file is None and not asks_for_help:
-            names = ", ".join(command.names())
-            rule = f"needs the name of a run, one of {names}, or a --config FILE"
+            known = ", ".join(command.names())
+            rule = f"needs the name of a run, one of {known}, or a --config FILE"
             raise LGQError(f"{program} {rule}: see {program} --help.")
+        names = command.names() if run_name is None else ()
         settings = command.named(run_name, file, _changes(words, options))
         program, options = f"{program} {run_name or 'NAME'}", _options(name, settings)
         command = _with_defaults(command, settings)
     if asks_for_help:
-        show(help_text(program, command, options))
+        show(help_text(program, command, options, names))
         sys.exit(0)
     require_known_options(words, options, program, lambda: {name: _options(name) for name in COMMANDS})
     require_given(words, options, program)

@@ -34,6 +34,8 @@ _BASIC = (
 _FEW = 14
 """Number of options up to which a help has one list."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_OTHER_WORDS = {"--data": "--tokens", "--tokens": "--data", "--val-data": "--val-tokens"}
+"""Options of other commands that a user takes for one of this."""
 _NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 _WIDEST, _INDENT = 120, 24
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
@@ -222,6 +224,8 @@ def require_known_options(
         if not given.startswith("--") or given in known:
             continue
         start = f"{program} has no option {given}"
+        if (meant := _OTHER_WORDS.get(given)) in known:
+            raise LGQError(f"{start}: did you mean {meant}? See {program} --help.")
         if close := difflib.get_close_matches(given, known, n=1):
             raise LGQError(f"{start}: did you mean {close[0]}? See {program} --help.")
         owners = [
@@ -294,8 +298,11 @@ def take_name(
     return None, list(words)
 
 
-def help_text(program: str, command: Any, options: Sequence[Option]) -> Text:
-    """Return the help of a command for the width of the terminal, with the basic options first."""
+def help_text(program: str, command: Any, options: Sequence[Option], names: Sequence[str] = ()) -> Text:
+    """Return the help of a command for the width of the terminal, with the basic options first.
+
+    names: of runs, one of which the reader is to choose.
+    """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     positional = [option for option in options if option.positional]
     required = [option for option in options if option.default is MISSING and not option.positional]
@@ -305,8 +312,8 @@ def help_text(program: str, command: Any, options: Sequence[Option]) -> Text:
     text = Text(_wrapped(f"usage: {program} {' '.join(words)}", width, indent=7) + "\n")
     for paragraph in help_of_command.split("\n\n"):
         text.append("\n" + _wrapped(in_options(" ".join(paragraph.split()), options), width) + "\n")
-    if hasattr(command, "names"):
-        text.append("\n" + _wrapped(f"Names: {', '.join(command.names())}.", width) + "\n")
+    if names:
+        text.append("\n" + _wrapped(f"Names: {', '.join(names)}.", width) + "\n")
     for title, members in _sections(options).items():
         text.append("\n")
         text.append(_wrapped(in_options(title, options), width), style="bold")
@@ -354,7 +361,7 @@ def _default_text(option: Option) -> str:
     if value is MISSING:
         return "" if option.positional else "(required)"
     if value is None or value in ((), {}):
-        return "" if "default" in option.help or "None" in option.help else "(default: none)"
+        return "" if "default" in option.help else f"(default:{_HARD_SPACE}none)"
     if isinstance(value, bool):
         shown = "yes" if value else "no"
     elif isinstance(value, float):

@@ -183,8 +183,8 @@ class Demo(Computes):
 
 
 def _table(method: str, runs: list[NamedRun]) -> str:
-    """Return a line per run, with columns of equal width, whatever the width of the terminal."""
-    rows = [("name", method, "pixels", "tokens", "codes", "steps", "")]
+    """Return a line per run, with columns of equal width, below what the runs of a scale are for."""
+    rows = [("name", method, "pixels", "tokens", "codes", "steps")]
     rows += [
         (
             run.name,
@@ -193,13 +193,16 @@ def _table(method: str, runs: list[NamedRun]) -> str:
             f"{run.side} x {run.side}",
             f"{run.codes:,}",
             f"{run.steps:,}",
-            run.purpose,
         )
         for run in runs
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join(f"  {line}" for line in lines)
+    head, *lines = (f"  {'  '.join(map(str.ljust, row, widths)).rstrip()}" for row in rows)
+    shown, purpose = [head], ""
+    for run, line in zip(runs, lines, strict=True):
+        shown += [line] if run.purpose == purpose else [run.purpose, line]
+        purpose = run.purpose
+    return "\n".join(shown)
 
 
 def _ended(outcome: Outcome, out: Path) -> int:

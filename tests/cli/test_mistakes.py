@@ -88,7 +88,10 @@ MISTAKES = [
     ("multiple of f = 2", "encode run --data photos --image-size 15"),
     ("download the shards", f"encode run --data {STREAM}"),
     ("there is no directory", "reconstruct gone photo.png"),
-    ("none of 1 images can be read", "reconstruct run gone.png"),
+    ("gone.png does not exist: name image files or folders.", "reconstruct run gone.png"),
+    ("none of 1 images can be read", "reconstruct run file"),
+    ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
+    ("name a run directory, one that save_pretrained wrote, or", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
     *(
@@ -160,6 +163,10 @@ MISTAKES = [
     ),
     ("--label-dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
     ("--transformer.width (was 16, now 32)", f"{TRAIN} --out generator --transformer.width 32"),
+    (
+        "has no option --data: did you mean --tokens?",
+        "train-generator pocket --data train",
+    ),
     # Evaluation.
     ("nowhere does not exist", "evaluate tokenizer --data nowhere --image-size 8"),
     ("give --image-size", "evaluate tokenizer --data photos"),
@@ -195,7 +202,7 @@ MISTAKES = [
             ("--top-k has no effect without --data or --reference", "--tokens val --top-k 3"),
             ("--samples has no effect without --data or --reference", "--tokens val --samples 3"),
             ("statistics need 2 images or more, got 1 in", "--data single --tokens val"),
-            ("choose another directory", "--data photos --out file"),
+            ("file is a file: choose another directory", "--data photos --out file"),
         )
     ),
     ("trained on tokens of tokenizer", "evaluate mixed --tokens val"),
