@@ -76,6 +76,12 @@ def require_images(images: Tensor) -> None:
 
 def require_image_values(images: Tensor) -> None:
     """Refuse values far outside of [-1, 1]; images in [0, 1] look like bright ones, and pass."""
+    if not isinstance(images, Tensor):
+        kind = f"{type(images).__module__}.{type(images).__qualname__}"
+        raise LGQError(
+            f"images must be a tensor of shape (b, 3, h, w), got {kind}: convert an array by "
+            "torch.from_numpy(array), or give one file, PIL image or array to encode_image."
+        )
     # A check of values would break the graph of torch.compile, and meta tensors have none.
     if (
         torch.compiler.is_compiling()

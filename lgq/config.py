@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import reprlib
 import types
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lgq.errors import LGQError, rename_settings
@@ -81,8 +82,8 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
         return None if value is None and optional else _restore(options[0], value, path)
     if origin is Literal:
         return _require(value in get_args(hint), value, path, " or ".join(map(repr, get_args(hint))))
-    if origin is tuple:
-        hints = list(get_args(hint))
+    if origin in (tuple, Sequence):
+        hints = [*get_args(hint), Ellipsis] if origin is Sequence else list(get_args(hint))
         _require(isinstance(value, list | tuple), value, path, "a list")
         expected = hints[:1] * len(value) if hints[-1] is Ellipsis else hints
         _require(len(expected) == len(value), value, path, f"a list of {len(expected)}")

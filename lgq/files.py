@@ -218,7 +218,8 @@ def require_writable(folder: Path) -> None:
     """Raise an error before long work if its results cannot be written; create nothing yet."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        raise LGQError(f"cannot write to {folder}: choose another directory.")
+        reason = "is not writable" if existing.is_dir() else "is a file"
+        raise LGQError(f"cannot write to {folder}, as {existing} {reason}: choose another directory.")
 
 
 def replace_json(path: Path, value: Any) -> None:

@@ -4,6 +4,7 @@ Nothing is ever unpickled. A run directory holds its settings (config.json, envi
 weights in best/ (the best validation) and last/ (the last checkpoint), each with a manifest.
 """
 
+import difflib
 import hashlib
 import json
 import logging
@@ -152,9 +153,12 @@ def find_file(source: str | Path, name: str, **options: Any) -> Path:
         raise PretrainedError(f"{folder} has no {name}: {way_out}")
     # A mistyped path must not cost the seconds in which the Hub is waited for.
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
-        raise PretrainedError(
-            f"there is no directory {source}: name one that save_pretrained wrote, or owner/name on the Hub."
-        )
+        way_out = "name a run directory, one that save_pretrained wrote, or owner/name on the Hub."
+        if folder.parent.is_dir():
+            beside = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+            if close := difflib.get_close_matches(folder.name, beside, n=1):
+                way_out = f"did you mean {folder.parent / close[0]}?"
+        raise PretrainedError(f"there is no directory {source}: {way_out}")
     if not options.get("local_files_only") and (silence := _hub_silence(source, name, options)):
         return _cached(source, name, silence, options)
     try:

@@ -7,12 +7,13 @@ defined here and nowhere else:
     run = lgq.run("pocket", label_dropout=0.2)
     run = lgq.run(config="run.json", steps=2_000)            # from a settings file
 
-A settings file is JSON or TOML with fields of a run: what `--dry-run` prints, or the config.json of a run
-directory.
+A settings file is JSON or TOML with fields of a run, in their sections or by the names of their options
+(`steps` for `loop.steps`): what `--dry-run` prints, or the config.json of a run directory.
 """
 
 import difflib
 import json
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -33,6 +34,7 @@ from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 
 AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
+_log = logging.getLogger(__name__)
 
 _FACTS = {
     TokenizerRun: {"data", "validation_data", *HISTORY_FIELDS},
@@ -252,15 +254,69 @@ def run(
 
 
 def _derived(base: AnyRun, config: str | Path | None, changes: Mapping[str, Any]) -> AnyRun:
-    return changed(base if config is None else read_run(type(base), config, base), changes)
+    return changed(with_file(base, config, changes), changes)
 
 
-def read_run(kind: type[AnyRun], file: str | Path, base: AnyRun | None = None) -> AnyRun:
-    """Read a run from a settings file.
+def with_file(base: AnyRun, file: str | Path | None, changes: Mapping[str, Any]) -> AnyRun:
+    """Return a named run with the settings of a file, if any, in a form that suits the changes to come.
+
+    changes: settings that the caller will change, by their option names; a file must agree with the name
+        about the quantizer unless they decide, and a warm-up of the name that takes as many steps as they ask
+        for is shortened to a tenth of them.
+    """
+    values = {} if file is None else _run_settings_in(type(base), file)
+    quantizer = getattr(base, "quantizer", None)
+    if (own := values.get("quantizer", quantizer)) != quantizer:
+        if "quantizer" not in changes:
+            raise ConfigError(
+                f"{file} sets `quantizer` {own}, and the name of the run asks for {quantizer}: leave out the "
+                f"name, or set `quantizer` {quantizer}."
+            )
+        if changes["quantizer"] == quantizer:
+            values = {
+                name: value
+                for name, value in values.items()
+                if name not in ("quantizer", "quantizer_options")
+            }
+    steps = changes.get("steps", changes.get("loop.steps"))
+    if isinstance(steps, int) and _get(values, "loop", "steps") is not None:
+        values["loop"]["steps"] = steps  # a warm-up is checked against those that count
+    steps = _get(values, "loop", "steps") if steps is None else steps
+    given = {"schedule", "schedule.warmup_steps"} & changes.keys() or _get(values, "schedule", "warmup_steps")
+    if isinstance(steps, int) and not given and 0 < steps <= base.schedule.warmup_steps:
+        base = replace(base, schedule=replace(base.schedule, warmup_steps=steps // 10))
+        _log.info("a warm-up of %d steps, as there are %d in all", steps // 10, steps)
+    return base if file is None else _read(type(base), file, values, base)
+
+
+def _get(values: Mapping[str, Any], section: str, name: str) -> Any:
+    inside = values.get(section)
+    return inside.get(name) if isinstance(inside, dict) else None
+
+
+def read_run(kind: type[AnyRun], file: str | Path) -> AnyRun:
+    """Read a run from a settings file that leaves nothing out.
 
     file: JSON, TOML if its name ends in .toml, or a run directory, whose config.json is read.
-    base: has the settings that the file leaves out; without it, they are an error.
     """
+    values = _run_settings_in(kind, file)
+    if missing := _missing(kind(), values):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise ConfigError(f"{file} leaves out {shown}: give the name of a run too, whose settings they are.")
+    return _read(kind, file, values)
+
+
+def _read(kind: type[AnyRun], file: str | Path, values: dict[str, Any], base: AnyRun | None = None) -> AnyRun:
+    try:
+        return from_json(kind, values if base is None else _over(base, values))
+    except ConfigError as error:
+        # In quotes: these are fields of a file, not options.
+        reason = str(error).replace("`", "'")
+        raise ConfigError(f"{file}: {reason}") from error
+
+
+def _run_settings_in(kind: type[TokenizerRun | GeneratorRun], file: str | Path) -> dict[str, Any]:
+    """Read the fields of a run of that kind, each in its section."""
     values = _settings_in(Path(file))
     kinds = {TokenizerRun: ("backbone", "train"), GeneratorRun: ("transformer", "train-generator")}
     for other, (section, command) in kinds.items():
@@ -271,13 +327,25 @@ def read_run(kind: type[AnyRun], file: str | Path, base: AnyRun | None = None) -
     if isinstance(options, dict) and options.get("seed") == values.get("seed"):
         # config.json writes it out; it is to follow a seed on the command line.
         values["quantizer_options"] = {name: value for name, value in options.items() if name != "seed"}
-    if base is None and (missing := _missing(kind(), values)):
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
-        raise ConfigError(f"{file} leaves out {shown}: give the name of a run too, whose settings they are.")
-    try:
-        return from_json(kind, values if base is None else _over(base, values))
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    return _in_sections(values, _option_paths(kind()), file)
+
+
+def _in_sections(
+    values: dict[str, Any], options: dict[str, tuple[str, ...]], file: str | Path
+) -> dict[str, Any]:
+    """Put settings that a file names as options are, such as `steps` or `loss.l1`, into their sections."""
+    placed = {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+    for option in values:
+        path = options.get(option, (option,))
+        if len(path) == 1:
+            continue
+        section: Any = placed
+        for part in path[:-1]:
+            section = section.setdefault(part, {})
+        if not isinstance(section, dict) or path[-1] in section:
+            raise ConfigError(f"{file} sets {'.'.join(path)} twice, once as {option}: leave out one of them.")
+        section[path[-1]] = placed.pop(option)
+    return placed
 
 
 def _settings_in(file: Path) -> dict[str, Any]:

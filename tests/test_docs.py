@@ -47,6 +47,7 @@ LONG = {
     "sample runs/generator --out grid.png": ["--classes", "image", "--count", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
+    "train pocket-fsq --data photos --out runs/grid": [*TINY, "--codebook-size", "1000"],
     "train": TINY,
 }
 """Commands that take minutes as they stand."""
@@ -133,6 +134,10 @@ def run(command: str) -> None:
     elif program == "pip":
         named = [word for word in arguments if word not in ("install", "-c", "-e")]
         assert all((ROOT / word.split("[")[0]).exists() for word in named)
+    elif program == "python3":
+        # The environment is that of the Makefile, so that `make demo` and this line lead to the same place.
+        (place,) = re.findall(r"^VENV \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert arguments == ["-m", "venv", place, "&&", ".", f"{place}/bin/activate"]
     elif program == "python":
         assert (ROOT / arguments[0]).is_file()
     elif program == "torchrun":

@@ -163,6 +163,12 @@ def test_bytes_are_refused_with_the_way_out(call, tokenizer, without_shape_check
 
 
 @over_calls
+def test_an_array_is_refused_with_the_way_out(call, tokenizer, without_shape_checks):
+    with pytest.raises(LGQError, match=r"got numpy.ndarray: .* torch.from_numpy.* to encode_image"):
+        getattr(tokenizer, call)(np.zeros((1, 3, 8, 8), np.float32))
+
+
+@over_calls
 @over_modes
 def test_a_slight_overshoot_passes(call, training, tokenizer):
     tokenizer.train(training)

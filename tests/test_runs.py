@@ -22,9 +22,9 @@ from lgq.runs import (
     named_run,
     named_tokenizers,
     pocket,
-    read_run,
     run,
     tokenizer_names,
+    with_file,
 )
 from lgq.tokenizer import Tokenizer
 from lgq.training.losses import LossWeights
@@ -130,17 +130,59 @@ def test_a_part_of_the_settings_is_on_top_of_a_named_run(tmp_path):
     options = {"quantizer_options": {"score": "dot"}}
     (tmp_path / "options.json").write_text(json.dumps(options))
     base = replace(run("pocket-lgq"), quantizer_options={"tau_end": 0.2})
-    assert read_run(TokenizerRun, tmp_path / "options.json", base).quantizer_options == {"score": "dot"}
+    assert with_file(base, tmp_path / "options.json", {}).quantizer_options == {"score": "dot"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("flat.json", '{"steps": 30, "loss.l1": 10.0, "loop": {"keep": 2}, "clip": 2.0}'),
+        ("flat.toml", "steps = 30\nclip = 2.0\n[loop]\nkeep = 2\n[loss]\nl1 = 10.0\n"),
+    ],
+)
+def test_a_settings_file_may_name_settings_as_options_do(file, text, tmp_path):
+    (tmp_path / file).write_text(text)
+    expected = run("pocket-lgq", steps=30, keep=2, clip=2.0, loss={"l1": 10.0})
+    assert run("pocket-lgq", config=tmp_path / file) == expected
+    (tmp_path / "twice.json").write_text('{"steps": 30, "loop": {"steps": 30}}')
+    with pytest.raises(LGQError, match=r"twice.json sets loop.steps twice, once as steps"):
+        run("pocket-lgq", config=tmp_path / "twice.json")
+
+
+def test_a_file_and_a_name_must_agree_about_the_quantizer_unless_the_caller_decides(tmp_path):
+    file = tmp_path / "run.json"
+    file.write_bytes(json_bytes(to_json(run("smoke-lgq", clip=2.0))))
+    with pytest.raises(LGQError, match=r"run.json sets `quantizer` lgq, and the name .* asks for fsq: leave"):
+        run("smoke-fsq", config=file)
+    assert run("smoke-fsq", config=file, quantizer="fsq") == run("smoke-fsq", clip=2.0)
+    assert run("smoke-fsq", config=file, quantizer="lgq") == run("smoke-lgq", clip=2.0)
+
+
+def test_the_warm_up_of_a_named_run_fits_into_few_steps_and_a_given_one_stays(tmp_path, caplog):
+    caplog.set_level("INFO")
+    assert run("pocket", steps=101).schedule.warmup_steps == 100
+    assert not caplog.messages
+    for few in (run("pocket", steps=80), run("pocket", **{"loop.steps": 80})):
+        assert few.schedule.warmup_steps == 8
+    assert caplog.messages[0] == "a warm-up of 8 steps, as there are 80 in all"
+    with pytest.raises(LGQError, match=r"`schedule.warmup_steps` must be fewer than `steps`, got 90 of 80"):
+        run("pocket", steps=80, **{"schedule.warmup_steps": 90})
+    (tmp_path / "run.json").write_text('{"steps": 80}')
+    assert run("pocket", config=tmp_path / "run.json").schedule.warmup_steps == 8
+    assert run("pocket", config=tmp_path / "run.json", steps=500).schedule.warmup_steps == 100
+    (tmp_path / "run.json").write_text('{"schedule": {"warmup_steps": 90}}')
+    with pytest.raises(LGQError, match="got 90 of 80"):
+        run("pocket", config=tmp_path / "run.json", steps=80)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"stpes": 3}', "run.json: unknown field `stpes`"),
-        (b'{"loss": {"l2": 3}}', "run.json: unknown field `loss.l2`"),
-        (b'{"loop": {"steps": "many"}}', "run.json: `loop.steps` must be a whole number, got 'many'"),
-        (b'{"loss": 3}', "run.json: `loss` must be an object with named fields, got 3"),
-        (b'{"batch_size": 0}', "run.json: `batch_size` must be at least 1, got 0"),
+        (b'{"stpes": 3}', "run.json: unknown field 'stpes'"),
+        (b'{"loss": {"l2": 3}}', "run.json: unknown field 'loss.l2'"),
+        (b'{"loop": {"steps": "many"}}', "run.json: 'loop.steps' must be a whole number, got 'many'"),
+        (b'{"loss": 3}', "run.json: 'loss' must be an object with named fields, got 3"),
+        (b'{"batch_size": 0}', "run.json: 'batch_size' must be at least 1, got 0"),
         (b'{"transformer": {}}', "run.json has settings of a GeneratorRun: give it to `lgq train-generator`"),
         (b"[1]", r"run.json must hold an object with the fields of a run, got \[1\]"),
         (b'{"loss": ', "run.json is no JSON: Expecting value: line 1 column 10"),

@@ -38,6 +38,7 @@ from lgq.cli.options import (
     qualified,
     require_given,
     require_known_options,
+    require_numbers,
     take_name,
 )
 from lgq.config import keeps_prefix
@@ -163,21 +164,24 @@ def parse(words: list[str]) -> Command:
     asks_for_help = "--help" in words or "-h" in words
     command = entry.load()
     options = _options(name)
+    names: tuple[str, ...] = ()
     if hasattr(command, "named"):
         run_name, words = take_name(words, options, command.names())
         file = _last_value("--config", words)
         if run_name is None and file is None and not asks_for_help:
-            names = ", ".join(command.names())
-            rule = f"needs the name of a run, one of {names}, or a --config FILE"
+            known = ", ".join(command.names())
+            rule = f"needs the name of a run, one of {known}, or a --config FILE"
             raise LGQError(f"{program} {rule}: see {program} --help.")
-        settings = command.named(run_name, file)
+        names = command.names() if run_name is None else ()
+        settings = command.named(run_name, file, _changes(words, options))
         program, options = f"{program} {run_name or 'NAME'}", _options(name, settings)
         command = _with_defaults(command, settings)
     if asks_for_help:
-        show(help_text(program, command, options))
+        show(help_text(program, command, options, names))
         sys.exit(0)
     require_known_options(words, options, program, lambda: {name: _options(name) for name in COMMANDS})
     require_given(words, options, program)
+    require_numbers(words, options)
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):
@@ -245,6 +249,21 @@ def _last_value(option: str, words: list[str]) -> str | None:
     return None
 
 
+def _changes(words: list[str], options: Sequence[Option]) -> dict[str, Any]:
+    """Return the settings that single words change, by their keywords, before the words are parsed."""
+    words = [word.replace("_", "-") if word.startswith("--") else word for word in words]
+    values = {
+        option.keyword: _last_value(option.flag, words)
+        for option in options
+        if not option.takes_several and option.kind is not bool
+    }
+    return {
+        keyword: int(value) if value.isdecimal() else value
+        for keyword, value in values.items()
+        if value is not None
+    }
+
+
 def _with_defaults(command: Any, settings: Any) -> type[Any]:
     """Return the command with its settings as defaults of the options."""
     return make_dataclass(
@@ -305,7 +324,7 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 @_REGISTRY.primitive_rule
 def _keyword_arguments(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
-    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON or plain text."""
+    """`--quantizer-options tau_end=0.05 score=dot`: names as in Python, values in JSON or text, or tuples."""
     if info.type != dict[str, Any]:
         return None
     return PrimitiveConstructorSpec(
@@ -321,7 +340,8 @@ def _pair(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not name or not equals:
         raise LGQError(f"`quantizer_options` are of the form NAME=VALUE, got {word!r}.")
+    is_tuple = value.startswith("(") and value.endswith(")")
     try:
-        return name, json.loads(value)
+        return name, json.loads(f"[{value[1:-1].rstrip(' ,')}]" if is_tuple else value)
     except (ValueError, RecursionError):
         return name, value

@@ -60,13 +60,13 @@ def printable(text: object) -> str:
 def log_to_the_console(worded: Callable[[str], str]) -> Iterator[None]:
     """Print what the library logs and warns of inside the block, one line each.
 
-    worded: puts the text of an `LGQWarning` into the words of the command line.
+    worded: puts a text into the words of the command line.
 
     Processes other than the first print only what is logged as a warning. An `LGQWarning` is about the run,
     so the first process alone prints it, and once however often it comes.
     """
     logger = logging.getLogger("lgq")
-    handler, level = _Handler(), logger.level
+    handler, level = _Handler(worded), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if _is_first() else logging.WARNING)
     try:
@@ -112,8 +112,12 @@ class _Output(Console):
 
 
 class _Handler(logging.Handler):
+    def __init__(self, worded: Callable[[str], str]):
+        super().__init__()
+        self._worded = worded
+
     def emit(self, record: logging.LogRecord) -> None:
-        _print(record.getMessage())
+        _print(self._worded(record.getMessage()))
 
 
 def _print(line: object, **style: Any) -> None:

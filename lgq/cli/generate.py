@@ -63,12 +63,13 @@ class Sample(_Draws):
 
 @dataclass(frozen=True, kw_only=True)
 class Inpaint(_Draws):
-    """Redraw a part of an image: the picture shows the image, the masked image, and the results."""
+    """Redraw a part of an image, into one picture or one file per result."""
 
     image: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IMAGE")]
     """Image file; its centre square is resized to the size of the generator's images."""
     out: Path
-    """Picture of the image, the masked image and the results; a name that ends in .png."""
+    """A name that ends in .png: one picture of the image, the masked image and the results. A name without
+    ending: a directory of the results, result-00000.png and so on."""
     mask: Path | None = None
     """An image file of the size of IMAGE, bright where to redraw. A token is redrawn where any pixel of its
     patch is bright; all other tokens stay."""

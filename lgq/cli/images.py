@@ -17,6 +17,8 @@ from lgq.inference.decode import decode
 from lgq.inference.encode import EncodingCost, encode, estimate_encoding
 from lgq.inference.reconstruct import Reconstructions, reconstruct
 
+_FEW_IMAGES = 10
+"""Number of images up to which each has a line."""
 Run = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
 
 
@@ -49,7 +51,8 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruct(Computes):
-    """Write images beside their reconstructions by a tokenizer, and print the PSNR of each."""
+    """Write images beside their reconstructions by a tokenizer, and print the PSNR of each, or of more than
+    ten images the mean and the lowest."""
 
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
@@ -64,7 +67,15 @@ class Reconstruct(Computes):
     def run(self) -> int:
         with progress_of("reconstructing") as report:
             done = reconstruct(**vars(self), on_progress=report)
-        show(_table(done, self.out))
+        if len(done.images) <= _FEW_IMAGES:
+            show(_table(done, self.out))
+            return 0
+        worst = min(done.images, key=lambda image: image.psnr)
+        mean = sum(image.psnr for image in done.images) / len(done.images)
+        say(
+            f"{len(done.images):,} images, PSNR {mean:.2f} dB on average, {worst.psnr:.2f} dB at the lowest "
+            f"({worst.file.name}){_left_out(done)}: {self.out}"
+        )
         return 0
 
 
@@ -147,9 +158,12 @@ def _duration(seconds: float) -> str:
     return f"{hours:,} h {minutes:02d} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
+def _left_out(done: Reconstructions) -> str:
+    return f"; {len(done.broken):,} could not be read" if done.broken else ""
+
+
 def _table(done: Reconstructions, out: Path) -> Table:
-    broken = f"; {len(done.broken)} could not be read" if done.broken else ""
-    table = Table(box=box.SIMPLE_HEAD, caption=Text(f"pictures in {out}{broken}"))
+    table = Table(box=box.SIMPLE_HEAD, caption=Text(f"pictures in {out}{_left_out(done)}"))
     table.add_column("image", overflow="fold")
     table.add_column("PSNR (dB)", justify="right")
     table.add_column("side by side", overflow="fold")

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,9 @@ _BASIC = (
 _FEW = 14
 """Number of options up to which a help has one list."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_OTHER_WORDS = {"--data": "--tokens", "--tokens": "--data", "--val-data": "--val-tokens"}
+"""Options of other commands that a user takes for one of this."""
+_NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 _WIDEST, _INDENT = 120, 24
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 
@@ -221,6 +224,8 @@ def require_known_options(
         if not given.startswith("--") or given in known:
             continue
         start = f"{program} has no option {given}"
+        if (meant := _OTHER_WORDS.get(given)) in known:
+            raise LGQError(f"{start}: did you mean {meant}? See {program} --help.")
         if close := difflib.get_close_matches(given, known, n=1):
             raise LGQError(f"{start}: did you mean {close[0]}? See {program} --help.")
         owners = [
@@ -237,6 +242,40 @@ def require_given(words: Sequence[str], options: Iterable[Option], program: str)
     missing = [f"{option.flag} {option.metavar}" for option in required if option.flag not in given]
     if missing:
         raise LGQError(f"{program} needs {' and '.join(missing)}: see {program} --help.")
+
+
+def require_numbers(words: Sequence[str], options: Iterable[Option]) -> None:
+    """Refuse values that are no numbers, or too few, where an option takes numbers."""
+    by_flag = {option.flag: option for option in options if not option.positional}
+    for i, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        option = by_flag.get(flag.replace("_", "-")) if flag.startswith("--") else None
+        if option is None:
+            continue
+        following = takewhile(lambda word: not word.startswith("--"), words[i + 1 :])
+        values = [value] if equals else list(following)
+        many = get_origin(option.kind) is tuple
+        kinds = get_args(option.kind) if many else (option.kind,)
+        if kinds[0] not in _NUMBERS or not values or values[0] == "None":
+            continue
+        singular, plural = _NUMBERS[kinds[0]]
+        if kinds[-1] is Ellipsis:
+            rule, values = plural, values[:1]
+        else:
+            rule, values = f"{len(kinds)} {plural}" if many else singular, values[: len(kinds)]
+        for given in values:
+            if not _is_number(given, kinds[0]):
+                raise LGQError(f"{option.flag} takes {rule}, got {given!r}.")
+        if Ellipsis not in kinds and len(values) < len(kinds):
+            raise LGQError(f"{option.flag} takes {rule}, got {len(values)}: {' '.join(values)}.")
+
+
+def _is_number(text: str, kind: Callable[[str], float]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 def take_name(
@@ -259,8 +298,11 @@ def take_name(
     return None, list(words)
 
 
-def help_text(program: str, command: Any, options: Sequence[Option]) -> Text:
-    """Return the help of a command for the width of the terminal, with the basic options first."""
+def help_text(program: str, command: Any, options: Sequence[Option], names: Sequence[str] = ()) -> Text:
+    """Return the help of a command for the width of the terminal, with the basic options first.
+
+    names: of runs, one of which the reader is to choose.
+    """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     positional = [option for option in options if option.positional]
     required = [option for option in options if option.default is MISSING and not option.positional]
@@ -270,8 +312,8 @@ def help_text(program: str, command: Any, options: Sequence[Option]) -> Text:
     text = Text(_wrapped(f"usage: {program} {' '.join(words)}", width, indent=7) + "\n")
     for paragraph in help_of_command.split("\n\n"):
         text.append("\n" + _wrapped(in_options(" ".join(paragraph.split()), options), width) + "\n")
-    if hasattr(command, "names"):
-        text.append("\n" + _wrapped(f"Names: {', '.join(command.names())}.", width) + "\n")
+    if names:
+        text.append("\n" + _wrapped(f"Names: {', '.join(names)}.", width) + "\n")
     for title, members in _sections(options).items():
         text.append("\n")
         text.append(_wrapped(in_options(title, options), width), style="bold")
@@ -319,7 +361,7 @@ def _default_text(option: Option) -> str:
     if value is MISSING:
         return "" if option.positional else "(required)"
     if value is None or value in ((), {}):
-        return "" if "default" in option.help or "None" in option.help else "(default: none)"
+        return "" if "default" in option.help else f"(default:{_HARD_SPACE}none)"
     if isinstance(value, bool):
         shown = "yes" if value else "no"
     elif isinstance(value, float):

@@ -1,5 +1,6 @@
 """`lgq train`, `lgq train-generator` and `lgq demo`: commands that train."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -19,6 +20,7 @@ from lgq.runs import (
     named_tokenizers,
     read_run,
     tokenizer_names,
+    with_file,
 )
 from lgq.training.loop import Outcome
 from lgq.training.run_directory import Resume
@@ -73,10 +75,10 @@ class Train(Computes):
     names = staticmethod(tokenizer_names)
 
     @classmethod
-    def named(cls, name: str | None, file: str | None) -> TokenizerRun:
-        if file is None:
-            return named_run(name or cls.example)
-        return read_run(TokenizerRun, file, None if name is None else named_run(name))
+    def named(cls, name: str | None, file: str | None, changes: Mapping[str, Any]) -> TokenizerRun:
+        if name is None and file is not None:
+            return read_run(TokenizerRun, file)
+        return with_file(named_run(name or cls.example), file, changes)
 
     def run(self) -> int:
         if self.dry_run:
@@ -127,10 +129,10 @@ class TrainGenerator(Computes):
     names = staticmethod(generator_names)
 
     @classmethod
-    def named(cls, name: str | None, file: str | None) -> GeneratorRun:
-        if file is None:
-            return named_generator(name or cls.example)
-        return read_run(GeneratorRun, file, None if name is None else named_generator(name))
+    def named(cls, name: str | None, file: str | None, changes: Mapping[str, Any]) -> GeneratorRun:
+        if name is None and file is not None:
+            return read_run(GeneratorRun, file)
+        return with_file(named_generator(name or cls.example), file, changes)
 
     def run(self) -> int:
         options: Any = {"val_tokens": self.val_tokens, "tokenizer": self.tokenizer}
@@ -181,8 +183,8 @@ class Demo(Computes):
 
 
 def _table(method: str, runs: list[NamedRun]) -> str:
-    """Return a line per run, with columns of equal width, whatever the width of the terminal."""
-    rows = [("name", method, "pixels", "tokens", "codes", "steps", "")]
+    """Return a line per run, with columns of equal width, below what the runs of a scale are for."""
+    rows = [("name", method, "pixels", "tokens", "codes", "steps")]
     rows += [
         (
             run.name,
@@ -191,13 +193,16 @@ def _table(method: str, runs: list[NamedRun]) -> str:
             f"{run.side} x {run.side}",
             f"{run.codes:,}",
             f"{run.steps:,}",
-            run.purpose,
         )
         for run in runs
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join(f"  {line}" for line in lines)
+    head, *lines = (f"  {'  '.join(map(str.ljust, row, widths)).rstrip()}" for row in rows)
+    shown, purpose = [head], ""
+    for run, line in zip(runs, lines, strict=True):
+        shown += [line] if run.purpose == purpose else [run.purpose, line]
+        purpose = run.purpose
+    return "\n".join(shown)
 
 
 def _ended(outcome: Outcome, out: Path) -> int:

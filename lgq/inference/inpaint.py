@@ -20,12 +20,13 @@ from torch import Tensor
 
 from lgq.checks import require_at_least
 from lgq.data.images import read_stored_image
-from lgq.data.transforms import centre_crop, render
+from lgq.data.transforms import centre_crop, render, to_png
 from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.files import require_writable, write_file
+from lgq.files import write_file
 from lgq.hub import WeightsChoice
 from lgq.inference import Device, GeneratorSource, generator_on_device
+from lgq.inference.sample import is_one_picture
 from lgq.models.sampling import Sampling
 from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
@@ -69,7 +70,8 @@ def inpaint(
     """Redraw the masked part of an image `count` times, as an image of class `label`.
 
     image: a file, whose centre square is resized to the generator's images, or such a square in [-1, 1].
-    out: picture of the image, the masked image and the results, a name that ends in .png; None writes none.
+    out: a name that ends in .png is one picture of the image, the masked image and the results. A name
+        without ending is a directory of the results, result-00000.png and so on. None writes nothing.
     mask: a file of the image's size, bright where it is redrawn, or a mask of the square.
     box: instead of a mask, a rectangle in pixels of the square.
     label: name or number of the class; None is enough for a generator of one class.
@@ -78,10 +80,7 @@ def inpaint(
 
     The same seed and batch size give the same results.
     """
-    if out is not None:
-        if Path(out).suffix.lower() != ".png" or Path(out).is_dir():
-            raise LGQError(f"`out` must end in .png, and be no directory, got {out}.")
-        require_writable(Path(out).parent)
+    is_picture = out is not None and is_one_picture(Path(out))
     if (mask is None) == (box is None):
         raise LGQError("give what to redraw as either `mask`, a file, or `box`, LEFT TOP RIGHT BOTTOM.")
     require_at_least(1, count=count, batch_size=batch_size)
@@ -116,8 +115,12 @@ def inpaint(
     result = Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), area)
     # All processes draw the same.
     if out is not None and rank() == 0:
-        strip = inpainting_strip(pixels, area, result.images, name=generator.classes[number])
-        write_file(Path(out), strip)
+        if is_picture:
+            strip = inpainting_strip(pixels, area, result.images, name=generator.classes[number])
+            write_file(Path(out), strip)
+        else:
+            for i, drawn in enumerate(result.images):
+                write_file(Path(out, f"result-{i:05d}.png"), to_png(drawn))
     return result
 
 

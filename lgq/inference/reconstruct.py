@@ -4,6 +4,7 @@ reconstruct("runs/photos", ["cat.jpg", "holidays"], "side-by-side")
 """
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,10 @@ def reconstruct(
     """
     if not isinstance(images, str | Path) and not images:
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
-    files = FileDataset([images] if isinstance(images, str | Path) else images)
+    given = [images] if isinstance(images, str | Path) else images
+    if not any(os.path.lexists(path) for path in given):
+        raise DataError(f"{given[0]} does not exist: name image files or folders.")
+    files = FileDataset(given)
     tokenizer = tokenizer_on_device(tokenizer, weights, device)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}

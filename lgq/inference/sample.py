@@ -84,7 +84,7 @@ def sample(
     samples: instead of `count`, images in all: image i has class i modulo the number of classes.
     """
     out = Path(out)
-    is_picture = _is_picture(out)
+    is_picture = is_one_picture(out)
     if count is not None and samples is not None:
         raise LGQError("give either `count`, images per class, or `samples`, images in all.")
     given = {"count": count, "samples": samples, "batch_size": batch_size}
@@ -140,9 +140,10 @@ def draw_images(
         on_progress(done, total)
 
 
-def _is_picture(out: Path) -> bool:
+def is_one_picture(out: Path) -> bool:
+    """Tell whether a name asks for one picture, or for a directory of images; refuse what can be neither."""
     picture = out.suffix.lower() == ".png" and not out.is_dir()
-    if not picture and out.suffix:
+    if not picture and out.suffix and (out.suffix.lower() == ".png" or not out.is_dir()):
         rule = "end in .png, and be no directory, or have no ending, for a directory"
         raise LGQError(f"`out` must {rule}, got {out}.")
     require_writable(out.parent if picture else out)

@@ -5,6 +5,7 @@ n = vectors, k = codes, c = channels, l = quantized channels.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -24,12 +25,19 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
     if codebook_size < 2 or codebook_size != 2**bits:
         raise LGQError(
             f"FSQ has default levels for powers of two from 2 on, got `codebook_size` {codebook_size}: "
-            f"set the levels, such as levels=(8, 5, 5, 5) for 1,000."
+            f"set the levels, such as `quantizer_options` levels=[8,5,5,5] for 1,000."
         )
     if bits <= 2:
         return (codebook_size,)
     fours = -bits % 3
     return (8,) * ((bits - 2 * fours) // 3) + (4,) * fours
+
+
+def _whole_numbers(levels: Any) -> tuple[int, ...]:
+    """Return levels as a tuple, after checking their type: they may come from a command line or a file."""
+    if not isinstance(levels, list | tuple) or any(type(level) is not int for level in levels):
+        raise LGQError(f"levels must be a list of whole numbers, such as [8,5,5,5], got {levels!r:.100}.")
+    return tuple(levels)
 
 
 class FSQ(Quantizer):
@@ -54,7 +62,7 @@ class FSQ(Quantizer):
         seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
-        levels = levels_for(codebook_size) if levels is None else tuple(levels)
+        levels = levels_for(codebook_size) if levels is None else _whole_numbers(levels)
         if not levels or min(levels) < 2:
             raise LGQError(f"FSQ needs at least 2 levels per channel, got {levels}.")
         if math.prod(levels) != codebook_size:

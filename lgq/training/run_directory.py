@@ -75,11 +75,13 @@ def require_same_settings(
     validated: whether the run has a best score, with which later ones are compared.
     """
     before, now = settings_by_path(saved), settings_by_path(current)
+    ignored = set(HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
+    if before.get("quantizer") != now.get("quantizer"):
+        ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
     differences = [
         f"`{_keyword(path)}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
-        if before.get(path, _MISSING) != now.get(path, _MISSING)
-        and path.split(".")[0] not in (HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
+        if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
     ]
     if differences:
         ways_out = (

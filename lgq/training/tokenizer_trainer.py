@@ -81,7 +81,7 @@ def train(
         run, training_data, validation_data, Path(out), start_from=start_from, device=device
     )
     if val_data is None and rank() == 0:
-        _log.warning("no validation data: validating on images of the training data")
+        _log.warning("no validation data (`val_data`): validating on images of the training data")
     return run_loop(trainer, resume)
 
 

@@ -1,6 +1,7 @@
 """Commands as a user types them: a tokenizer from images, tokens from the tokenizer, images from tokens."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,11 @@ def test_without_a_terminal_a_training_prints_a_line_per_interval_and_each_warni
     assert end.startswith("lgq: all 4 steps are done")
 
 
+def test_validation_on_training_images_is_said_with_the_option_that_changes_it(tmp_path, capsys):
+    train(tmp_path / "run", steps=1)
+    assert "lgq: no validation data (--val-data): validating on images of the" in capsys.readouterr().err
+
+
 def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
     train(tmp_path / "run", "--dry-run", *LARGER, "--loss.gan", "0.1", "--average-decay", "0.9")
     printed = capsys.readouterr().err
@@ -118,6 +124,15 @@ def test_a_folder_stands_for_its_images(run, photos, tmp_path, capsys):
     assert pictures == sorted([*single, "0-reconstructed-4.png", "more/deep/0-reconstructed.png"])
     assert capsys.readouterr().out.count("-reconstructed") == 5
     (tmp_path / "empty").mkdir()
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(11):
+        shutil.copy(tmp_path / "0.png", many / f"{i}.png")
+    lgq("reconstruct", run, many, "--out", tmp_path / "summed")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.search(r"11 images, PSNR (\d+\.\d\d) dB on average, \1 dB at the lowest \(0-recon", printed.err)
+    assert len(list((tmp_path / "summed").iterdir())) == 11
     assert "hold no image" in mistake(capsys, "reconstruct", run, tmp_path / "empty", "--out", tmp_path / "x")
 
 

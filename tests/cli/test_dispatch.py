@@ -110,7 +110,7 @@ def field_docstrings(settings: type) -> dict[str, str]:
         ),
         ("sample GEN --data d", "lgq sample has no option --data; lgq train, lgq evaluate, "),
         ("sample GEN --out s.png --zzz d", "lgq sample has no option --zzz: see lgq sample --help."),
-        ("train pocket-lgq --data d --out o --steps many", "parsing --steps: invalid literal"),
+        ("train pocket-lgq --data d --out o --steps many", "--steps takes a whole number, got 'many'"),
         ("train pocket-lgq --data d", "lgq train pocket-lgq needs --out PATH"),
         ("train pocket-lgq --data d --out o --precision f17", "invalid choice 'f17'"),
         (

@@ -137,6 +137,18 @@ def test_inpainting_shows_the_image_its_hidden_part_and_results(generator, photo
     assert (tmp_path / "pasted.png").read_bytes() != expected
 
 
+def test_inpainting_into_a_directory_writes_one_file_per_result(generator, photo, tmp_path):
+    command = ["inpaint", generator, photo, "--box", 8, 0, 15, 16, "--label", 4, "--count", 3, "--steps", 2]
+    (tmp_path / "made.before").mkdir()
+    for name in ("results", "made.before"):
+        lgq(*command, "--out", tmp_path / name)
+    expected = inpaint(generator, photo, box=(8, 0, 15, 16), label=4, count=3, sampling=Sampling(steps=2))
+    for name in ("results", "made.before"):
+        files = sorted((tmp_path / name).iterdir())
+        assert [file.name for file in files] == [f"result-0000{i}.png" for i in range(3)]
+        assert [file.read_bytes() for file in files] == [to_png(image) for image in expected.images]
+
+
 def test_classes_are_drawn_by_name_or_number(generator, tmp_path, capsys):
     command = ["sample", generator, "--count", 1, "--steps", 1, "--out"]
     lgq(*command, tmp_path / "names", "--classes", "kind 3", "kind 12", 7)

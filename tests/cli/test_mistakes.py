@@ -30,9 +30,41 @@ MISTAKES = [
         "unknown field --quantizer-options tau_ed: did you mean 'tau_end'",
         "train pocket-lgq --data photos --quantizer-options tau_ed=1",
     ),
+    (
+        "such as --quantizer-options levels=[8,5,5,5] for 1,000",
+        "train pocket-fsq --data photos --codebook-size 257",
+    ),
+    *(
+        (message, f"train pocket-fsq --data photos --quantizer-options 'levels={levels}'")
+        for levels, message in (
+            ("8", "must be a list, got 8"),
+            ("(8,x)", "must be a list, got '(8,x)'"),
+            ("[8,2.5]", "must be a whole number, got 2.5"),
+        )
+    ),
+    (
+        "make 1000 codes, not 512",
+        "train pocket-fsq --data photos --quantizer-options 'levels=(8, 5, 5, 5,)' --codebook-size 512",
+    ),
+    (
+        "run.json sets --quantizer lgq, and the name of the run asks for fsq: leave out the name, or set "
+        "--quantizer fsq",
+        "train pocket-fsq --data photos --config run.json",
+    ),
+    ("--steps takes a whole number, got 'big'.", "train pocket-lgq --data photos --steps big"),
+    ("--steps takes a whole number, got '1.5'.", "train pocket-lgq --data photos --steps=1.5"),
+    ("--learning-rate takes a number, got '0,001'.", "train pocket-lgq --data photos --learning-rate 0,001"),
+    (
+        "--backbone.widths takes whole numbers, got 'wide'.",
+        "train pocket-lgq --data photos --backbone.widths wide",
+    ),
     ("holds no run to resume", "train pocket-lgq --data photos --resume must"),
     ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
     ("--learning-rate (was 0.001, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
+    (
+        "other settings: --quantizer (was 'lgq', now 'fsq'); run with",
+        f"train pocket-fsq --data photos --out run {' '.join(TINY_TOKENIZER)}",
+    ),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
     ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),
@@ -56,7 +88,10 @@ MISTAKES = [
     ("multiple of f = 2", "encode run --data photos --image-size 15"),
     ("download the shards", f"encode run --data {STREAM}"),
     ("there is no directory", "reconstruct gone photo.png"),
-    ("none of 1 images can be read", "reconstruct run gone.png"),
+    ("gone.png does not exist: name image files or folders.", "reconstruct run gone.png"),
+    ("none of 1 images can be read", "reconstruct run file"),
+    ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
+    ("name a run directory, one that save_pretrained wrote, or", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
     *(
@@ -90,11 +125,14 @@ MISTAKES = [
     ("must end in .png, and be no directory, or", "sample gone --out grid.jpg"),
     ("must end in .png, and be no directory, or", "sample gone --out folder.png"),
     ("is a tokenizer, and this needs a generator", "inpaint run photo.png --box 0 0 4 4 --out new.png"),
-    ("must end in .png, and be no directory,", "inpaint gone photo.png --box 0 0 4 4 --out strip"),
+    ("must end in .png, and be no directory, or", "inpaint gone photo.png --box 0 0 4 4 --out strip.jpg"),
+    ("must end in .png, and be no directory, or", "inpaint gone photo.png --box 0 0 4 4 --out folder.png"),
     *(
         (message, f"inpaint generator photo.png {options} --out new.png")
         for message, options in (
             ("gone.png: No such file", "--mask gone.png --label 0"),
+            ("--box takes 4 whole numbers, got 3: 0 0 16.", "--box 0 0 16"),
+            ("--box takes 4 whole numbers, got 'half'.", "--box 0 0 half 4"),
             ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
             ("either --mask, a file, or --box", "--label 0"),
             ("either --mask, a file, or --box", "--box 0 0 4 4 --mask photo.png --label 0"),
@@ -125,6 +163,10 @@ MISTAKES = [
     ),
     ("--label-dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
     ("--transformer.width (was 16, now 32)", f"{TRAIN} --out generator --transformer.width 32"),
+    (
+        "has no option --data: did you mean --tokens?",
+        "train-generator pocket --data train",
+    ),
     # Evaluation.
     ("nowhere does not exist", "evaluate tokenizer --data nowhere --image-size 8"),
     ("give --image-size", "evaluate tokenizer --data photos"),
@@ -160,7 +202,7 @@ MISTAKES = [
             ("--top-k has no effect without --data or --reference", "--tokens val --top-k 3"),
             ("--samples has no effect without --data or --reference", "--tokens val --samples 3"),
             ("statistics need 2 images or more, got 1 in", "--data single --tokens val"),
-            ("choose another directory", "--data photos --out file"),
+            ("file is a file: choose another directory", "--data photos --out file"),
         )
     ),
     ("trained on tokens of tokenizer", "evaluate mixed --tokens val"),
@@ -179,6 +221,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def fill_home() -> None:
     for name in ("empty", "folder.png", "blocked"):
         Path(name).mkdir()
+    Path("run.json").write_text('{"quantizer": "lgq"}')
     for name in ("file", "blocked/images"):
         Path(name).write_text("in the way")
     for folder, classes, count in (

@@ -53,7 +53,14 @@ def test_help_of_a_run_starts_with_what_a_newcomer_needs(capsys):
     for option in ("weight-decay", "backbone.widths", "keep", "loss.l1"):
         assert text.index(f"  --{option} ") > more, option
     assert "usage: lgq train pocket-lgq --data DATA --out PATH [OPTIONS]" in text
-    assert "Names: pocket-lgq, pocket-ibq, " in text
+    assert "Names: " not in text
+    assert "Names: pocket-lgq, pocket-ibq, " in help_of(capsys, "train")
+
+
+def test_help_says_of_every_option_without_a_value_that_it_has_none(capsys):
+    text = " ".join(help_of(capsys, "shard").split())
+    assert "None has no such limit. (default: none)" in text
+    assert "None keeps their order. (default: none)" in text
 
 
 def test_help_names_options_and_not_fields(capsys):

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_options_replace_fields_of_the_file_and_the_file_those_of_the_name(run, tmp_path, capsys):
     plan = ["--data", "sample", "--out", tmp_path / "new", "--dry-run", "--seed", 4]
-    for words in (["train"], ["train", "imagenet256-fsq"]):
+    for words in (["train"], ["train", "imagenet256-lgq"]):
         for file in (run / "config.json", run):
             lgq(*words, *plan, f"--config={file}", "--loss.l1", 3, "--steps", 9)
             planned = json.loads(capsys.readouterr().out)
@@ -99,10 +99,13 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, capsys, monkeypatch):
     assert not Path("new").exists()
 
 
-def test_the_list_of_runs_has_a_line_for_every_name(capsys):
+def test_the_list_of_runs_fits_the_terminal_and_has_a_line_for_every_name(capsys):
     lgq("runs")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 80
+    assert printed.count("The paper's run, for four GPUs") == 1
+    lines = [line.split() for line in printed if line.startswith("  ")]
     names = [words[0] for words in lines]
     assert names == ["name", *tokenizer_names(), "name", "pocket", "imagenet256", "smoke"]
     (line,) = (" ".join(words) for words in lines if words[0] == "imagenet256-lgq")
-    assert line == "imagenet256-lgq LGQ 256 x 256 16 x 16 16,384 2,000,000 The paper's run, for four GPUs"
+    assert line == "imagenet256-lgq LGQ 256 x 256 16 x 16 16,384 2,000,000"

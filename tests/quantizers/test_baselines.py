@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lgq.errors import LGQError
 from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
 
 Array = NDArray[np.float64]
@@ -339,6 +340,12 @@ def test_fsq_has_the_levels_of_the_table(bits, levels):
     assert tuple(q.levels.tolist()) == levels
     assert q.project_in.weight.shape == (len(levels), 3)
     assert q.project_out.weight.shape == (3, len(levels))
+
+
+@pytest.mark.parametrize("levels", [8, "88", (8, 8.0), (8, "8"), (32, True)])
+def test_fsq_has_levels_of_whole_numbers(levels, without_shape_checks):
+    with pytest.raises(LGQError, match="levels must be a list of whole numbers, such as"):
+        FSQ(4, 64, levels=levels)
 
 
 @pytest.mark.parametrize("levels", [(8, 8, 8, 8, 4), (8, 5, 5, 5), (8, 5, 2), (3, 2), (2,), (7, 6, 4)])
