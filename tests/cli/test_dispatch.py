@@ -36,7 +36,7 @@ def test_a_command_loads_what_it_needs(tmp_path):
 
     Image.new("RGB", (20, 20)).save(tmp_path / "photo.png")
     train = ["train", "pocket-lgq", "--data", tmp_path, "--steps", 2, "--out", tmp_path / "run"]
-    assert count(*train, *TINY_TOKENIZER) <= 75
+    assert count(*train, *TINY_TOKENIZER) <= 80
     tokenizer, out = Tokenizer.from_pretrained(tmp_path / "run" / "last"), tmp_path / "generator"
     small = TransformerSettings(layers=1, width=8, heads=1, hidden=8)
     MaskGIT(tokenizer, image_size=16, classes=["a"], transformer=small).save_pretrained(out)
@@ -175,11 +175,11 @@ def test_ctrl_c_says_whether_the_command_continues(monkeypatch, capsys, tmp_path
 
     monkeypatch.setattr("lgq.cli.images.encode", interrupted)
     monkeypatch.setattr("lgq.cli.images.reconstruct", interrupted)
-    for words, code in ((["encode", "run", "--data", "sample"], 75), (["reconstruct", "run", "a.png"], 130)):
+    for words, code in ((["encode", "run", "--data", "sample"], 80), (["reconstruct", "run", "a.png"], 130)):
         with pytest.raises(SystemExit) as stop:
             lgq(*words, "--out", tmp_path)
         assert stop.value.code == code
-        assert ("the same command continues" in capsys.readouterr().err) == (code == 75)
+        assert ("the same command continues" in capsys.readouterr().err) == (code == 80)
 
 
 def test_an_output_that_is_closed_early_is_no_error(tmp_path):

@@ -93,7 +93,7 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, capsys, monkeypatch):
     Path("run.json").write_text('{"loss": {"l2": 1}}')
     words = ["--config", "run.json", "--data", "sample", "--out", "new"]
     assert "run.json leaves out batch_size" in mistake(capsys, "train", *words)
-    assert "run.json: unknown field `loss.l2`" in mistake(capsys, "train", "pocket-lgq", *words)
+    assert "run.json: unknown field 'loss.l2'" in mistake(capsys, "train", "pocket-lgq", *words)
     assert "gone.json: No such file" in mistake(capsys, "train", *words, "--config", "gone.json")
     assert "or a --config FILE" in mistake(capsys, "train", *words[2:])
     assert not Path("new").exists()
