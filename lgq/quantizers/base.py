@@ -148,7 +148,7 @@ class Quantizer(nn.Module, ABC):
             self._scale_matters = False
             warnings.warn(
                 f"the latents of {type(self).__name__} have a root mean square of {rms:.2g} per channel, "
-                f"outside {low:g} to {high:g}, for which its initial codes are made: few will be used. "
+                f"outside {low:g} to {high:g}, for which its initial codes are made: few may be used. "
                 f"Put a GroupNorm or LayerNorm before the quantizer, or multiply the latents by "
                 f"{1 / max(rms, 1e-6):.2g}{self.off_scale_advice}.",
                 LGQWarning,

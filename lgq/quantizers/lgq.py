@@ -102,8 +102,8 @@ class LGQ(DataInitQuantizer):
         if self.tau_start != self.tau_end and math.isclose(float(self.tau), self.tau_start, rel_tol=1e-6):
             warnings.warn(
                 f"after {_UNANNEALED_FORWARDS:,} training batches, the temperature of LGQ is still "
-                f"tau_start = {self.tau_start:g}, as `anneal` was never called; then vectors "
-                "do not commit to codes, and many codes stay unused: call q.anneal(step / (steps - 1)) at "
+                f"tau_start = {self.tau_start:g}, as `anneal` was never called; assignments "
+                "then stay soft to the end of training: call q.anneal(step / (steps - 1)) at "
                 "each step, or set "
                 f'tau_shape="constant" if the temperature shall stay.',
                 LGQWarning,

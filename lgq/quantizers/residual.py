@@ -25,6 +25,7 @@ class Residual(Quantizer):
     """A sum of codes, one per stage; indices have a trailing axis of stages.
 
     stages: quantizers of equal `dim`. Untrained stages with equal seeds get different ones.
+    channel_dim: axis of the channels in the input; None takes that of the stages.
     dropout: probability that a training batch uses only its first stages, at least one and not all, so that
         the decoder also works with fewer; the indices of the others are then -1. Every stage still sees its
         residual and updates its moving averages from it.
@@ -35,7 +36,7 @@ class Residual(Quantizer):
     label = "Residual"
     learned_codes = False  # each stage has a codebook of its own
 
-    def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int = -1, dropout: float = 0.0):
+    def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int | None = None, dropout: float = 0.0):
         if isinstance(stages, nn.Module):
             raise LGQError("stages must be a list of quantizers, got one: write Residual([...]).")
         if not stages:
@@ -45,6 +46,11 @@ class Residual(Quantizer):
         dims = [stage.dim for stage in stages]
         if len(set(dims)) > 1:
             raise LGQError(f"the stages of a residual quantizer must share one dim, got {dims}.")
+        if channel_dim is None:
+            axes = sorted({stage.channel_dim for stage in stages})
+            if len(axes) > 1:
+                raise LGQError(f"the stages have their channels at axes {axes}: give `channel_dim`.")
+            (channel_dim,) = axes
         require_between(0, 1, dropout=dropout)
         sizes = [stage.codebook_size for stage in stages]
         super().__init__(dims[0], math.prod(sizes), channel_dim=channel_dim, seed=stages[0].seed)

@@ -10,7 +10,7 @@ from quantizer_family import DIM
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQError
-from lgq.quantizers import FSQ, QUANTIZERS, Residual, build_quantizer, register
+from lgq.quantizers import FSQ, QUANTIZERS, VQ, Residual, build_quantizer, register
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
 
@@ -315,3 +315,13 @@ def test_codebooks_have_distinct_codes(name):
     assert quantizer.codebook.shape[0] == 32 == quantizer.codebook_size
     assert quantizer.dim == DIM
     assert len(quantizer.codebook.unique(dim=0)) == 32
+
+
+def test_a_residual_quantizer_has_its_channels_where_its_stages_have_them():
+    stages = [VQ(16, 8, channel_dim=1, seed=i) for i in range(2)]
+    z = torch.randn(3, 16, 16, 16)
+    residual = Residual(stages).eval()
+    assert torch.equal(residual(z).indices, Residual(stages, channel_dim=1).eval()(z).indices)
+    assert not torch.equal(residual(z).indices, Residual(stages, channel_dim=-1).eval()(z).indices)
+    with pytest.raises(LGQError, match=r"channels at axes \[-1, 1\]: give `channel_dim`"):
+        Residual([VQ(16, 8), VQ(16, 8, channel_dim=1)])

@@ -28,7 +28,7 @@ def test_a_temperature_that_is_never_annealed_is_named_once():
     quantizer = LGQ(DIM, SIZE, seed=0)
     assert warned(quantizer, _UNANNEALED_FORWARDS - 1) == []
     (message,) = warned(quantizer, 1)
-    assert re.search(r"1,000 training batches.*tau_start = 1.*codes stay unused.*q\.anneal\(step", message)
+    assert re.search(r"1,000 training batches.*tau_start = 1.*then stay soft.*q\.anneal\(step", message)
     assert 'tau_shape="constant"' in message
     assert warned(quantizer, 5) == []
 
