@@ -252,7 +252,7 @@ def _smoke() -> Scale:
         tokenizer=tokenizer,
         ablation=TokenizerTask(run=tokenizer),
         search=TokenizerTask(run=tokenizer, metric_networks=False),
-        searched_rates=(3e-4,),
+        searched_rates=(1e-3,),
         generator=named_generator("smoke"),
         sizes=(32, 64),
         matched_sizes=(32, 64),

@@ -242,7 +242,7 @@ def _score_gradient(
 
 
 _soft_assignment_backward = torch.library.custom_op(
-    "lgq::soft_assignment_backward", gradients_in_tiles, mutates_args=()
+    "lgq::soft_assignment_gradients", gradients_in_tiles, mutates_args=()
 )
 
 

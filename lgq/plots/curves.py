@@ -70,7 +70,7 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "", colour: str
     ordered = counts.detach().cpu().sort(descending=True).values
     codes, used = len(ordered), int((ordered > 0).sum())
     figure, (panel,) = panel_figure(1, (9.0, 3.6))
-    panel.stairs((ordered.double() / ordered.sum()).tolist(), fill=True, color=colour)
+    panel.stairs((ordered.cpu().double() / ordered.sum()).tolist(), fill=True, color=colour)
     panel.axhline(1 / codes, color=ORANGE, linewidth=1.5, linestyle="--")
     style: dict[str, Any] = {"ha": "right", "color": ORANGE}
     panel.annotate("uniform", (codes, 1 / codes), (0, 5), textcoords="offset points", **style)

@@ -80,7 +80,7 @@ def test_every_implementation_of_every_quantizer_is_planned_and_runs():
 
 
 def test_on_cuda_every_search_is_measured_with_both_kernels(monkeypatch):
-    monkeypatch.setattr(quantizers, "resolve_device", torch.device)
+    monkeypatch.setattr(quantizers, "resolve_device", lambda name: torch.device(name.replace("auto", "cpu")))
     rows = plan(replace(SMALL, device="cuda"))
     assert {row.quantizer for row in rows if row.implementation == "kernels"} == {*QUANTIZERS} - {"fsq"}
     assert "kernels" not in {row.implementation for row in plan(SMALL)}
@@ -94,7 +94,7 @@ def test_the_process_of_a_row_uses_the_kernel_of_its_name(monkeypatch):
         return subprocess.CompletedProcess(arguments, 0, pickle.dumps(row))
 
     monkeypatch.setattr(quantizers.subprocess, "run", run)
-    monkeypatch.setattr(quantizers, "resolve_device", torch.device)
+    monkeypatch.setattr(quantizers, "resolve_device", lambda name: torch.device(name.replace("auto", "cpu")))
     for row in plan(replace(SMALL, device="cuda", quantizers=("lgq",), sizes=(16,))):
         quantizers._measure_in_new_process(row, SMALL)
     assert chosen == ["torch", "triton", "torch"]

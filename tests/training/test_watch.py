@@ -166,7 +166,7 @@ def test_a_discriminator_that_would_join_after_the_last_step_is_found(gan, start
     if finding:
         for words in (
             "joins at step 10 (`loss.discriminator_start`)",
-            "after 10 steps (--steps",
+            "after 10 steps (`steps`",
             "`loss.gan` 0",
         ):
             assert words in finding.message
