@@ -19,8 +19,3 @@ def build_class(request: pytest.FixtureRequest) -> Build:
 def build_single(request: pytest.FixtureRequest) -> Build:
     """All but the residual quantizer, which takes its seeds from its stages."""
     return request.param[1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _with_each_kernel(kernel: str) -> None:
-    """Every law holds with both implementations of the operators."""

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 
 from lgq.quantizers import LGQ, build_quantizer
 
+pytestmark = pytest.mark.usefixtures("kernel")  # the formulas hold with both implementations
+
 
 def plain(z, codes, tau, *, score="l2", peak=0.005, diversity=0.005, scale="codes", latent=0.0, hard=False):
     """The paper's equations, written out."""
