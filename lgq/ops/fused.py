@@ -303,7 +303,7 @@ class _Problem:
     def contiguous(self, gradient: Tensor | None) -> Tensor | None:
         if gradient is None:
             return None
-        # Autograd passes on expanded gradients and parts of others; for those, Triton would compile anew.
+        # Autograd passes on expanded gradients and parts of others; Triton would compile once more for those.
         gradient = gradient.to(self.bias.dtype).contiguous()
         return gradient if gradient.data_ptr() % 16 == 0 else gradient.clone()
 

@@ -137,8 +137,12 @@ def take_generator(maskgit: MaskGIT, source: MaskGIT | str | Path) -> StartFrom:
     maskgit.transformer.load_state_dict(own | taken)
     parts = ("layers", *(part for part, is_same in same.items() if is_same))
     start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=parts)
-    anew = " and ".join(part for part, is_same in same.items() if not is_same)
-    _log.info("starting from %s%s", start, f"; {anew} are others here, and begin anew" if anew else "")
+    untrained = " and ".join(part for part, is_same in same.items() if not is_same)
+    _log.info(
+        "starting from %s%s",
+        start,
+        f"; {untrained} are others here, and start untrained" if untrained else "",
+    )
     return start
 
 

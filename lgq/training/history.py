@@ -25,7 +25,7 @@ class StartFrom:
     fingerprint: str
     """The sha256 over settings and weights of the model (`fingerprint()`)."""
     parts: tuple[str, ...]
-    """Parts of the model that were taken; the others began anew."""
+    """Parts of the model that were taken; the others start untrained."""
 
     def __str__(self) -> str:
         return f"{self.source} (sha256 {self.fingerprint[:12]}): {', '.join(self.parts)}"

@@ -99,8 +99,8 @@ def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> Star
     start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=tuple(parts))
     own, other = _title(tokenizer), _title(trained)
     reason = f"{own} here and {other} there" if own != other else f"{own} with other options there"
-    anew = "" if "quantizer" in parts else f"; the quantizer begins anew, as it is {reason}"
-    _log.info("starting from %s%s", start, anew)
+    untrained = "" if "quantizer" in parts else f"; the quantizer starts untrained, as it is {reason}"
+    _log.info("starting from %s%s", start, untrained)
     return start
 
 

@@ -339,7 +339,7 @@ def test_a_generator_starts_from_what_means_the_same(tokens, parts, generator, q
         same = source[name].shape == weight.shape and torch.allclose(source[name], weight, atol=1e-6)
         # The bias of a code starts at 0, which it may have been in training, too.
         assert same == (about.get(name, set()) <= parts), name
-    assert ("begin anew" in caplog.text) == (len(parts) < 4)
+    assert ("start untrained" in caplog.text) == (len(parts) < 4)
 
 
 def test_a_transformer_of_another_size_is_refused_with_its_settings(generator, quick_path):
