@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
+from lgq.quantizers import QUANTIZERS, Grouped, Quantizer, Residual, build_quantizer
 
 DIM, SIZE = 6, 32
 
@@ -30,8 +30,27 @@ def singles() -> dict[str, Build]:
 
 
 def family() -> dict[str, Build]:
-    def residual(**more) -> Quantizer:
-        stages = [build_quantizer(name, DIM, SIZE, seed=0) for name in ("lgq", "vq", "fsq")]
-        return Residual(stages, **more)
+    """All of the singles, and compositions and nests of them."""
 
-    return singles() | {"residual": residual}
+    def stages(*names: str, dim: int = DIM) -> list[Quantizer]:
+        return [build_quantizer(name, dim, SIZE, seed=0) for name in names]
+
+    def halves(name: str) -> Quantizer:
+        return build_quantizer(name, DIM // 2, SIZE, seed=0)
+
+    return singles() | {
+        "residual": lambda **more: Residual(stages("lgq", "vq", "fsq"), **more),
+        "residual shared": lambda **more: Residual.of(lambda: stages("vq")[0], 3, shared=True, **more),
+        "grouped": lambda **more: Grouped(stages("lgq", "vq", dim=DIM // 2), **more),
+        "grouped shared": lambda **more: Grouped.of(lambda: halves("vq"), 2, shared=True, **more),
+        "grouped residual": lambda **more: Grouped.of(
+            lambda: Residual(stages("lgq", "lgq", dim=DIM // 2)), 2, **more
+        ),
+        "residual grouped": lambda **more: Residual.of(
+            lambda: Grouped.of(lambda: halves("lgq"), 2), 2, **more
+        ),
+    }
+
+
+CLASSES = [*QUANTIZERS, "residual", "grouped"]
+"""One of each class, for laws that take long."""

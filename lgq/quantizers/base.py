@@ -7,11 +7,11 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.checks import (
@@ -21,12 +21,16 @@ from lgq.checks import (
     require_channels,
     require_finite,
     require_indices,
+    require_mask,
     require_whole,
 )
 from lgq.errors import LGQError, LGQWarning
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
 from lgq.quantizers.quantized import Quantized
+
+NO_CODE = -1
+"""Index of a vector that is masked, or of a stage that dropout skipped; it decodes to zero."""
 
 _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
@@ -56,6 +60,8 @@ class Quantizer(nn.Module, ABC):
     """Root mean square of latents, from and to, for which the initial codes are made; None for any."""
     off_scale_advice: str = ""
     """What else to turn if the latents' root mean square is another."""
+    index_shape: tuple[int, ...] = ()
+    """Shape of one vector's indices: () for a single index, such as (stages,) for a composition."""
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
@@ -99,40 +105,74 @@ class Quantizer(nn.Module, ABC):
     def reset_parameters(self, seed: int) -> None:
         """Redraw the initial parameters and buffers from `seed`."""
 
+    def begin_batch(self) -> None:
+        """Bring codes up to date before a training batch; most quantizers have nothing to do.
+
+        Called once per batch, also where a composition uses the quantizer several times.
+        """
+
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
         if not 0 <= progress <= 1:
             raise LGQError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
 
-    def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
-        vectors, tokens = self._to_vectors(z)
+    def forward(self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None) -> Quantized:
+        """Quantize the vectors of `z`; those where `mask` is False take no part.
+
+        mask: True for each vector that counts, in the shape of `z` without channels. The others have the
+            index -1 and the output 0, and enter no loss, no usage and no running mean.
+        """
+        vectors, tokens, kept = self._to_vectors(z, mask)
         if self.training and has_values(vectors):
             self.watch(vectors.detach())
         with outside_autocast(z):
+            if self.training:
+                self.begin_batch()
             if self.training or (torch.is_grad_enabled() and not is_exported()):
                 result = self.quantize_vectors(vectors)
             else:
                 indices = self.select(vectors)
                 result = Quantized(self.lookup(indices), indices, vectors.new_zeros(()))
-        quantized = self._from_vectors(result.quantized.to(z.dtype), tokens)
+        codes = _put_back(result.quantized.to(z.dtype), kept, 0)
         loss = result.loss if self.training else torch.zeros_like(result.loss)
         terms = {name: term.detach() for name, term in result.terms.items()}
-        return Quantized(quantized, _unflatten(result.indices, tokens), loss, terms)
+        indices = _unflatten(_put_back(result.indices, kept, NO_CODE), tokens)
+        return Quantized(self._from_vectors(codes, tokens), indices, loss, terms)
 
     @torch.no_grad()
-    def encode(self, z: Float[Tensor, "*shape"]) -> Int[Tensor, "*tokens"]:
-        """Return the index of each vector's code, without gradients, in the shape of `z` without channels."""
-        vectors, tokens = self._to_vectors(z)
+    def encode(
+        self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None
+    ) -> Int[Tensor, "*tokens"]:
+        """Return the index of each vector's code, without gradients, in the shape of `z` without channels.
+
+        mask: as in `forward`; vectors where it is False have the index -1.
+        """
+        vectors, tokens, kept = self._to_vectors(z, mask)
         with outside_autocast(z):
-            return _unflatten(self.select(vectors), tokens)
+            return _unflatten(_put_back(self.select(vectors), kept, NO_CODE), tokens)
 
-    def decode(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
-        """Return the code of each index, with the channels at `channel_dim`."""
-        indices = require_indices(indices, self.codebook_size)
+    def decode(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
+        """Return the code of each index, with the channels at `channel_dim`; the index -1 gives zeros."""
+        axes = len(self.index_shape)
+        if indices.ndim < axes:
+            raise LGQError(
+                f"each vector has indices of shape {self.index_shape}, got shape {tuple(indices.shape)}."
+            )
+        tokens = indices.shape[: indices.ndim - axes]
+        checked = self.checked_indices(indices.reshape(-1, *indices.shape[indices.ndim - axes :]))
         with outside_autocast(indices):
-            return self._from_vectors(self.lookup(indices.flatten()), indices.shape)
+            return self._from_vectors(self.codes_of(checked), tokens)
 
-    def indices_to_codes(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+    def checked_indices(self, indices: Integer[Tensor, "n ..."]) -> Int[Tensor, "n ..."]:
+        """Return the indices of vectors as int64; an index that no code has raises an error."""
+        return require_indices(indices, self.codebook_size, lowest=NO_CODE)
+
+    def codes_of(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+        """Return the code of each index, and zeros for the index -1."""
+        codes = self.lookup(indices.clamp_min(0))
+        return torch.where(indices[:, None] < 0, torch.zeros_like(codes), codes)
+
+    def indices_to_codes(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
         """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
@@ -179,12 +219,18 @@ class Quantizer(nn.Module, ABC):
                 setattr(self, name, at_least_float32(buffer).to(moved.device))
         return self
 
-    def _to_vectors(self, z: Tensor) -> tuple[Tensor, torch.Size]:
+    def _to_vectors(self, z: Tensor, mask: Tensor | None) -> tuple[Tensor, torch.Size, "_Kept | None"]:
+        """Return the vectors that count as a matrix, the shape of all, and which of them count."""
         require_channels(z, self.dim, self.channel_dim)
         last = z.movedim(self.channel_dim % z.ndim, z.ndim - 1)  # ONNX knows no negative axes here
-        vectors = at_least_float32(last.reshape(-1, self.dim))
+        vectors, tokens = at_least_float32(last.reshape(-1, self.dim)), last.shape[:-1]
+        kept = None
+        if mask is not None:
+            require_mask(mask, tokens)
+            kept = _Kept(mask.flatten().nonzero().squeeze(1), vectors.shape[0])
+            vectors = vectors[kept.positions]
         require_finite(vectors)
-        return vectors, last.shape[:-1]
+        return vectors, tokens, kept
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         last = vectors.reshape((*tokens, self.dim))
@@ -194,6 +240,21 @@ class Quantizer(nn.Module, ABC):
 def draw_seed() -> int:
     """Draw a seed from torch's default generator, also where tensors have no values (`meta`)."""
     return int(torch.randint(2**31, (), device="cpu"))
+
+
+class _Kept(NamedTuple):
+    """Vectors of a batch that a mask keeps."""
+
+    positions: Int[Tensor, " m"]
+    all: int
+
+
+def _put_back(values: Tensor, kept: _Kept | None, fill: int) -> Tensor:
+    """Return values of the kept vectors at their places among all, which have `fill`."""
+    if kept is None:
+        return values
+    filled = values.new_full((kept.all, *values.shape[1:]), fill)
+    return filled.index_copy(0, kept.positions, values)
 
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:

@@ -43,6 +43,7 @@ class DataInitQuantizer(Quantizer):
             return
         codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.dim)
         self.set_codebook(broadcast_from_first(codes))
+        self.begin_batch()  # again, as the codes are others now
         self.needs_data_init = False
 
     def get_extra_state(self) -> Tensor:

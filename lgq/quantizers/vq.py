@@ -96,8 +96,6 @@ class VQ(DataInitQuantizer):
         self, z: Float[Tensor, "n c"], search: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> Quantized:
         self.init_from_data(z)
-        if self.training:
-            self._update_codebook()
         indices, codes = search(z, self.codebook)
         codes = codes.to(z.dtype)
         if self.training:
@@ -107,7 +105,7 @@ class VQ(DataInitQuantizer):
         loss = self.commitment_weight * commitment
         return Quantized(estimator(z, codes), indices, loss, {"commitment": commitment})
 
-    def _update_codebook(self) -> None:
+    def begin_batch(self) -> None:
         """Move the codes to the averages of the batches before this one.
 
         Until the next training batch, indices decode to the output that came with them.

@@ -48,8 +48,8 @@ def test_every_layout_gives_the_same_results_in_its_shape(build, channel_dim):
     torch.testing.assert_close(out.loss, reference.loss)
     tokens = list(z.shape)
     del tokens[channel_dim]
-    stages = [3] if isinstance(quantizer, Residual) else []
-    assert list(out.indices.shape) == list(quantizer.encode(z).shape) == tokens + stages
+    shape = [*tokens, *quantizer.index_shape]
+    assert list(out.indices.shape) == list(quantizer.encode(z).shape) == shape
     assert out.quantized.shape == quantizer.decode(out.indices).shape == z.shape
     assert (out.quantized.dtype, out.indices.dtype, out.loss.shape) == (z.dtype, torch.int64, ())
     quantized, indices, loss = out
@@ -253,14 +253,92 @@ def test_the_default_compiler_gives_the_same_gradients(name):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_one_compilation_serves_batches_of_any_size(build):
+def test_one_compilation_serves_batches_of_any_size(build_class):
     torch.compiler.reset()
-    quantizer = build().eval()
+    quantizer = build_class().eval()
     graphs = CompileCounterWithBackend("aot_eager")
     run = torch.compile(quantizer, fullgraph=True, backend=graphs)
     for n in (5, 6, 7, 8, 9, 10):
         assert run(latents(n, DIM)).quantized.shape == (n, DIM)
     assert graphs.frame_count <= 2
+
+
+def masked_latents(mask: torch.Tensor) -> torch.Tensor:
+    """Latents that are garbage where they do not count."""
+    return latents(*mask.shape, DIM).masked_fill(~mask[..., None], float("nan"))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_masked_vectors_change_nothing_and_have_no_code(build, training):
+    mask = torch.rand(4, 9) < 0.6
+    masked, left_out = build().train(training), build().train(training)
+    for _ in range(3):  # so that moving averages show what they counted
+        z = masked_latents(mask).requires_grad_()
+        kept = z.detach()[mask].requires_grad_()
+        torch.manual_seed(5)
+        out = masked(z, mask)
+        torch.manual_seed(5)
+        expected = left_out(kept)
+        assert torch.equal(out.indices[mask], expected.indices)
+        assert (out.indices[~mask] == -1).all()
+        assert torch.equal(out.quantized[mask], expected.quantized)
+        assert (out.quantized[~mask] == 0).all()
+        assert torch.equal(out.loss, expected.loss)
+        assert out.terms.keys() == expected.terms.keys()
+        assert all(torch.equal(term, expected.terms[name]) for name, term in out.terms.items())
+        same_codes(masked.decode(out.indices), out.quantized)
+        upstream = torch.randn_like(z)
+        (ours,) = torch.autograd.grad(out.loss + (out.quantized * upstream).sum(), z)
+        (theirs,) = torch.autograd.grad(expected.loss + (expected.quantized * upstream[mask]).sum(), kept)
+        assert torch.equal(ours[mask], theirs)
+        assert (ours[~mask] == 0).all()
+    states = masked.state_dict(), left_out.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    encoded = masked.eval().encode(z, mask=mask)
+    assert torch.equal(encoded[mask], left_out.eval().encode(kept))
+    assert (encoded[~mask] == -1).all()
+
+
+def test_a_mask_follows_the_layout_of_the_latents(build):
+    mask = torch.rand(3, 5, 7) < 0.5
+    z = latents(3, DIM, 5, 7)
+    out, reference = build(channel_dim=1)(z, mask), build()(z.movedim(1, -1), mask)
+    assert torch.equal(out.indices, reference.indices)
+    same_codes(out.quantized.movedim(1, -1), reference.quantized)
+
+
+def test_a_batch_in_which_nothing_counts_is_an_empty_one(build):
+    quantizer = build()
+    out = quantizer(latents(), torch.zeros(4, 9, dtype=torch.bool))
+    assert (out.indices == -1).all()
+    assert (out.quantized == 0).all()
+    assert torch.isfinite(out.loss)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_masks_raise_an_error(build):
+    quantizer = build()
+    with pytest.raises(LGQError, match=r"`mask` must be boolean.*got torch.int64: compare first"):
+        quantizer(latents(), torch.ones(4, 9, dtype=torch.int64))
+    for shape in ((4,), (4, 9, DIM)):
+        with pytest.raises(LGQError, match=r"one value per vector, so shape \(4, 9\), got \(4.*leave out"):
+            quantizer.encode(latents(), torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiled_quantizers_take_masks(build_class):
+    """With the setting that torch itself names, since a mask makes the number of vectors depend on values."""
+    torch.compiler.reset()
+    z, mask = latents().requires_grad_(), torch.rand(4, 9) < 0.6
+    eager, compiled = build_class(), build_class()
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for _ in range(2):
+            expected, out = eager(z, mask), run(z, mask)
+            assert torch.equal(out.indices, expected.indices)
+            torch.testing.assert_close(out.quantized, expected.quantized)
+            ours, theirs = (torch.autograd.grad(o.loss + o.quantized.sum(), z)[0] for o in (out, expected))
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
