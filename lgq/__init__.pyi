@@ -23,6 +23,7 @@ from .quantizers import LFQ as LFQ
 from .quantizers import LGQ as LGQ
 from .quantizers import VQ as VQ
 from .quantizers import Grouped as Grouped
+from .quantizers import MultiScale as MultiScale
 from .quantizers import Residual as Residual
 from .quantizers import RotVQ as RotVQ
 from .quantizers import SimVQ as SimVQ

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lgq.quantizers import QUANTIZERS, Grouped, Quantizer, Residual, build_quantizer
+from lgq.quantizers import QUANTIZERS, Grouped, MultiScale, Quantizer, Residual, build_quantizer
 
 DIM, SIZE = 6, 32
 
@@ -49,8 +49,9 @@ def family() -> dict[str, Build]:
         "residual grouped": lambda **more: Residual.of(
             lambda: Grouped.of(lambda: halves("lgq"), 2), 2, **more
         ),
+        "multiscale": lambda **more: MultiScale(stages("lgq")[0], (1, 2, 4), axes=1, **more),
     }
 
 
-CLASSES = [*QUANTIZERS, "residual", "grouped"]
+CLASSES = [*QUANTIZERS, "residual", "grouped", "multiscale"]
 """One of each class, for laws that take long."""

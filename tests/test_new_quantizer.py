@@ -82,7 +82,7 @@ def build():
     return lambda **options: Toy(DIM, SIZE, **{"seed": 0} | options)
 
 
-build_single = build_class = build
+build_single = build_class = build_maskable = build
 
 _spec = importlib.util.spec_from_file_location("laws", Path(__file__).parent / "quantizers" / "test_laws.py")
 _laws = importlib.util.module_from_spec(_spec)
@@ -91,7 +91,7 @@ _spec.loader.exec_module(_laws)
 for _name, _law in vars(_laws).items():
     if (
         _name.startswith("test_")
-        and {"build", "build_single", "build_class"} & signature(_law).parameters.keys()
+        and {"build", "build_single", "build_class", "build_maskable"} & signature(_law).parameters.keys()
     ):
         globals()[_name] = _law
 

@@ -176,6 +176,8 @@ def _plan(
         fingerprint=tokenizer.fingerprint(),
         codebook_size=tokenizer.codebook_size,
         stages=tokenizer.stages,
+        scales=tokenizer.scales,
+        length=tokenizer.token_shape(image_size)[0] if tokenizer.scales else 0,
         grid=(side, side),
         image_size=image_size,
         flips=flips,

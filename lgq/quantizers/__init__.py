@@ -10,6 +10,7 @@ from lgq.checks import require_known
 from lgq.errors import LGQError
 from lgq.quantizers.base import Quantizer
 from lgq.quantizers.compositions.grouped import Grouped
+from lgq.quantizers.compositions.multiscale import MultiScale
 from lgq.quantizers.compositions.residual import Residual
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
@@ -21,8 +22,9 @@ from lgq.quantizers.simvq import SimVQ
 from lgq.quantizers.vq import VQ, RotVQ
 
 __all__ = [
-    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Grouped", "Quantized", "Quantizer", "Residual", "RotVQ",
-    "SimVQ", "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
+    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Grouped", "MultiScale", "Quantized", "Quantizer",
+    "Residual", "RotVQ", "SimVQ", "build_quantizer", "foreign_quantizers", "import_plugin", "register",
+    "require_quantizer",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)

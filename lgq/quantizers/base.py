@@ -42,6 +42,8 @@ class Quantizer(nn.Module, ABC):
     dim: number of channels of the latents.
     codebook_size: number of codes.
     channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW, BCT or BCTHW.
+    codebook_dim: number of channels of the codes; latents are projected to it and codes back, by linear maps
+        that learn. None compares latents with codes directly.
     seed: seed of the initial codes; None draws one from torch's default generator, so that
         `torch.manual_seed` fixes it and no two quantizers start alike. The attribute `seed` has the number.
     """
@@ -68,7 +70,15 @@ class Quantizer(nn.Module, ABC):
     _training_forwards = 0
     _scale_matters = True
 
-    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int | None = None):
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        codebook_dim: int | None = None,
+        seed: int | None = None,
+    ):
         super().__init__()
         seed = draw_seed() if seed is None else seed
         require_whole(dim=dim, codebook_size=codebook_size, channel_dim=channel_dim, seed=seed)
@@ -77,10 +87,34 @@ class Quantizer(nn.Module, ABC):
         self.codebook_size = codebook_size
         self.channel_dim = channel_dim
         self.seed = seed
+        self.codebook_dim = codebook_dim
+        self.code_dim = dim
+        """Channels of a row of `codebook`."""
+        if codebook_dim is not None:
+            require_whole(codebook_dim=codebook_dim)
+            require_at_least(1, codebook_dim=codebook_dim)
+            self.code_dim = codebook_dim
+            self.project_in = Projection(dim, codebook_dim, seed=2 * seed)
+            self.project_out = Projection(codebook_dim, dim, seed=2 * seed + 1)
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast."""
+        """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast.
+
+        With `codebook_dim`, vectors and codes have that many channels here, and in `select` and `lookup`.
+        """
+
+    def quantize(self, z: Float[Tensor, "n c"]) -> Quantized:
+        """Call `quantize_vectors` between the projections of `codebook_dim`."""
+        if self.codebook_dim is None:
+            return self.quantize_vectors(z)
+        codes, indices, loss = result = self.quantize_vectors(self.project_in(z))
+        return Quantized(self.project_out(codes), indices, loss, result.terms)
+
+    @torch.no_grad()
+    def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
+        """Call `select` behind the projection of `codebook_dim`."""
+        return self.select(z if self.codebook_dim is None else self.project_in(z))
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
         """Compute the plain formulas with n x k matrices: the reference for tests and benchmarks.
@@ -129,10 +163,10 @@ class Quantizer(nn.Module, ABC):
             if self.training:
                 self.begin_batch()
             if self.training or (torch.is_grad_enabled() and not is_exported()):
-                result = self.quantize_vectors(vectors)
+                result = self.quantize(vectors)
             else:
-                indices = self.select(vectors)
-                result = Quantized(self.lookup(indices), indices, vectors.new_zeros(()))
+                indices = self.assign(vectors)
+                result = Quantized(self.codes_of(indices), indices, vectors.new_zeros(()))
         codes = _put_back(result.quantized.to(z.dtype), kept, 0)
         loss = result.loss if self.training else torch.zeros_like(result.loss)
         terms = {name: term.detach() for name, term in result.terms.items()}
@@ -149,7 +183,7 @@ class Quantizer(nn.Module, ABC):
         """
         vectors, tokens, kept = self._to_vectors(z, mask)
         with outside_autocast(z):
-            return _unflatten(_put_back(self.select(vectors), kept, NO_CODE), tokens)
+            return _unflatten(_put_back(self.assign(vectors), kept, NO_CODE), tokens)
 
     def decode(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
         """Return the code of each index, with the channels at `channel_dim`; the index -1 gives zeros."""
@@ -170,6 +204,8 @@ class Quantizer(nn.Module, ABC):
     def codes_of(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
         """Return the code of each index, and zeros for the index -1."""
         codes = self.lookup(indices.clamp_min(0))
+        if self.codebook_dim is not None:
+            codes = self.project_out(codes)
         return torch.where(indices[:, None] < 0, torch.zeros_like(codes), codes)
 
     def indices_to_codes(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
@@ -183,6 +219,8 @@ class Quantizer(nn.Module, ABC):
         early = self._training_forwards in _SCALE_CHECKS and self._scale_matters and len(z) > 0
         if self.good_scale is None or not early:
             return
+        if self.codebook_dim is not None:
+            z = self.project_in(z)
         rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
         if not low <= rms <= high:
             self._scale_matters = False
@@ -209,6 +247,11 @@ class Quantizer(nn.Module, ABC):
             if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
+
+    def _reset_projections(self, seed: int) -> None:
+        if self.codebook_dim is not None:
+            self.project_in.reset_parameters(2 * seed)
+            self.project_out.reset_parameters(2 * seed + 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}

@@ -17,3 +17,11 @@ def build_class(request: pytest.FixtureRequest) -> Build:
 def build_single(request: pytest.FixtureRequest) -> Build:
     """All but compositions, which take their seeds from their parts."""
     return request.param[1]
+
+
+@pytest.fixture(
+    params=[item for item in family().items() if item[0] != "multiscale"], ids=lambda item: item[0]
+)
+def build_maskable(request: pytest.FixtureRequest) -> Build:
+    """All but those that quantize grids, from which no vector can be left out."""
+    return request.param[1]

@@ -80,12 +80,10 @@ class Grouped(Composition):
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         if self.shared:
-            result = self.parts[0].quantize_vectors(self._as_one_batch(z))
+            result = self.parts[0].quantize(self._as_one_batch(z))
             codes, indices = self._from_one_batch(result.quantized), self._from_one_batch(result.indices)
             return Quantized(codes.flatten(1), indices, result.loss, result.terms)
-        results = [
-            part.quantize_vectors(channels) for part, channels in zip(self.parts, self._split(z), strict=True)
-        ]
+        results = [part.quantize(channels) for part, channels in zip(self.parts, self._split(z), strict=True)]
         terms = {
             f"{name}/{i}": term for i, result in enumerate(results) for name, term in result.terms.items()
         }
@@ -95,8 +93,8 @@ class Grouped(Composition):
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n g ..."]:
         if self.shared:
-            return self._from_one_batch(self.parts[0].select(self._as_one_batch(z)))
-        indices = [part.select(channels) for part, channels in zip(self.parts, self._split(z), strict=True)]
+            return self._from_one_batch(self.parts[0].assign(self._as_one_batch(z)))
+        indices = [part.assign(channels) for part, channels in zip(self.parts, self._split(z), strict=True)]
         return torch.stack(indices, 1)
 
     def lookup(self, indices: Int[Tensor, "n g ..."]) -> Float[Tensor, "n c"]:

@@ -86,7 +86,7 @@ class Residual(Composition):
         indices: list[Tensor] = []
         terms: dict[str, Tensor] = {}
         for i, stage in enumerate(self.parts):
-            result = stage.quantize_vectors(z)
+            result = stage.quantize(z)
             z = z - result.quantized
             total = total + kept[i] * result.quantized
             loss = loss + kept[i] * result.loss
@@ -97,8 +97,8 @@ class Residual(Composition):
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n s ..."]:
         indices = []
         for stage in self.parts:
-            indices.append(stage.select(z))
-            z = z - stage.lookup(indices[-1])
+            indices.append(stage.assign(z))
+            z = z - stage.codes_of(indices[-1])
         return torch.stack(indices, 1)
 
     def decode(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
