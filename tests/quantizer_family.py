@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from lgq.quantizers import QUANTIZERS, Grouped, MultiScale, Quantizer, Residual, build_quantizer
+import torch
+
+from lgq.quantizers import (
+    QUANTIZERS,
+    Grouped,
+    MultiScale,
+    ProjectedVQ,
+    Quantizer,
+    Residual,
+    build_quantizer,
+)
 
 DIM, SIZE = 6, 32
 
@@ -17,6 +27,13 @@ VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in QUANTIZERS
     "fsq levels": ("fsq", {"levels": (2, 16)}),
     "lfq plain": ("lfq", {"entropy_weight": 0.0}),
     "simvq linear": ("simvq", {"transform": "linear", "weight": 1.0}),
+    "bsq groups": ("bsq", {"groups": 5}),
+    "lgq cosine": ("lgq", {"score": "cosine", "codebook_dim": 3}),
+    "lgq data scale": ("lgq", {"scale": "data"}),
+    "ibq cosine": ("ibq", {"score": "cosine", "codebook_dim": 3}),
+    "vq cosine": ("vq", {"score": "cosine", "codebook_dim": 3}),
+    "vq gradient": ("vq", {"learning": "gradient", "matching_weight": 0.1, "restart_below": 0.5}),
+    "simvq cosine": ("simvq", {"score": "cosine", "codebook_dim": 3}),
 }
 
 Build = Callable[..., Quantizer]
@@ -38,7 +55,12 @@ def family() -> dict[str, Build]:
     def halves(name: str) -> Quantizer:
         return build_quantizer(name, DIM // 2, SIZE, seed=0)
 
+    def projected(**more) -> Quantizer:
+        features = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
+        return ProjectedVQ(features, DIM, **{"seed": 0} | more)
+
     return singles() | {
+        "projected": projected,
         "residual": lambda **more: Residual(stages("lgq", "vq", "fsq"), **more),
         "residual shared": lambda **more: Residual.of(lambda: stages("vq")[0], 3, shared=True, **more),
         "grouped": lambda **more: Grouped(stages("lgq", "vq", dim=DIM // 2), **more),
@@ -53,5 +75,5 @@ def family() -> dict[str, Build]:
     }
 
 
-CLASSES = [*QUANTIZERS, "residual", "grouped", "multiscale"]
+CLASSES = [*QUANTIZERS, "projected", "residual", "grouped", "multiscale"]
 """One of each class, for laws that take long."""

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,9 @@ from lgq.quantizers.quantized import Quantized
 NO_CODE = -1
 """Index of a vector that is masked, or of a stage that dropout skipped; it decodes to zero."""
 
+CodeScore = Literal["l2", "dot", "cosine"]
+"""Scores of codes: negative squared distance, inner product, or cosine of the angle."""
+
 _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
 
@@ -54,9 +57,11 @@ class Quantizer(nn.Module, ABC):
     """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Options of the named runs of each scale that differ from the constructor's defaults."""
-    score: Score = "l2"
+    score: CodeScore = "l2"
     """Score by which `select` compares codes."""
-    float32_buffers: ClassVar[tuple[str, ...]] = ()
+    frozen = False
+    """Whether `freeze` keeps the codes as they are."""
+    float32_buffers: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     good_scale: tuple[float, float] | None = None
     """Root mean square of latents, from and to, for which the initial codes are made; None for any."""
@@ -127,13 +132,39 @@ class Quantizer(nn.Module, ABC):
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
         """Find the index of each vector's code, the best row of `codebook` by `score`; without gradients."""
         codebook: Any = self.codebook
-        return nearest_codes(z, codebook, score=self.score).indices
+        return nearest_codes(self.compared(z), self.compared(codebook), score=self.product).indices
 
     def lookup(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-        """Return the code of each index: a row of `codebook`."""
+        """Return the code of each index: a row of `codebook`, of unit norm with `score="cosine"`."""
         codebook: Any = self.codebook
         codes: Tensor = codebook[indices]
-        return codes
+        return self.compared(codes)
+
+    def compared(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """Return vectors or codes as `score` compares them: on the unit sphere for `cosine`."""
+        return F.normalize(at_least_float32(x), dim=1) if self.score == "cosine" else x
+
+    @property
+    def product(self) -> Score:
+        """Score of the operators for what `compared` returns."""
+        return "dot" if self.score == "cosine" else self.score
+
+    def freeze(self) -> "Quantizer":
+        """Keep codes and projections as they are: no gradients, no running means, no start from data.
+
+        The loss still moves the latents. `unfreeze` undoes it. It is no part of the state.
+        """
+        return self._set_frozen(True)
+
+    def unfreeze(self) -> "Quantizer":
+        """Let codes and projections learn again."""
+        return self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> "Quantizer":
+        for module in self.modules():
+            if isinstance(module, Quantizer):
+                module.frozen = frozen
+        return self.requires_grad_(not frozen)
 
     @abstractmethod
     def reset_parameters(self, seed: int) -> None:
@@ -220,7 +251,7 @@ class Quantizer(nn.Module, ABC):
         if self.good_scale is None or not early:
             return
         if self.codebook_dim is not None:
-            z = self.project_in(z)
+            z = self.project_in(z).detach()
         rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
         if not low <= rms <= high:
             self._scale_matters = False
@@ -242,7 +273,9 @@ class Quantizer(nn.Module, ABC):
         shown = []
         for name in inspect.signature(type(self)).parameters:
             value = getattr(self, name, None)
-            if isinstance(value, Tensor) and not value.is_meta:
+            if isinstance(value, Tensor) and value.ndim > 1:
+                value = f"<{' x '.join(map(str, value.shape))}>"
+            elif isinstance(value, Tensor) and not value.is_meta:
                 value = tuple(value.tolist())
             if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
                 shown.append(f"{name}={value!r}")

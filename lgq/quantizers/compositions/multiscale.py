@@ -120,7 +120,7 @@ class MultiScale(Composition):
 
         size: spatial size of the input, as in `decode`.
         """
-        size, scales = self._size_of(*_sizes(indices.shape[-1:]), size)
+        size, scales = self._size_of(_sizes(indices.shape[-1:])[0], size)
         grids = self.grid_sizes(size)[:scales]
         parts = indices.split([math.prod(grid) for grid in grids], dim=-1)
         return [part.unflatten(-1, grid) for part, grid in zip(parts, grids, strict=True)]
@@ -159,7 +159,7 @@ class MultiScale(Composition):
         if indices.ndim < 1:
             raise LGQError("expected a sequence of tokens, got a single one.")
         batch = indices.shape[:-1]
-        size, _ = self._size_of(*_sizes(indices.shape[-1:]), size)
+        size, _ = self._size_of(_sizes(indices.shape[-1:])[0], size)
         with outside_autocast(indices):
             total = None
             for i, grid in enumerate(self.grids(indices.reshape(-1, indices.shape[-1]), size)):
