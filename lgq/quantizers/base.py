@@ -22,6 +22,7 @@ from lgq.checks import (
     require_finite,
     require_indices,
     require_mask,
+    require_tensor,
     require_whole,
 )
 from lgq.errors import LGQError, LGQWarning
@@ -178,8 +179,8 @@ class Quantizer(nn.Module, ABC):
 
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
-        if not 0 <= progress <= 1:
-            raise LGQError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
+        if not isinstance(progress, int | float | Tensor) or not 0 <= progress <= 1:
+            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / total_steps.")
 
     def forward(self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None) -> Quantized:
         """Quantize the vectors of `z`; those where `mask` is False take no part.
@@ -218,6 +219,7 @@ class Quantizer(nn.Module, ABC):
 
     def decode(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
         """Return the code of each index, with the channels at `channel_dim`; the index -1 gives zeros."""
+        require_tensor("indices", indices)
         axes = len(self.index_shape)
         if indices.ndim < axes:
             raise LGQError(
@@ -362,5 +364,6 @@ class Projection(nn.Module):
         return f"{inputs}, {outputs}, bias={self.bias is not None}"
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        bias = None if self.bias is None else at_least_float32(self.bias)
-        return F.linear(at_least_float32(x), at_least_float32(self.weight), bias)
+        dtype = torch.promote_types(at_least_float32(x).dtype, self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(x.to(dtype), self.weight.to(dtype), bias)

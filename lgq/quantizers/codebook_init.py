@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.checks import require_one_of
+from lgq.checks import require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
+from lgq.errors import LGQError
 from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantizer
 
@@ -24,6 +25,7 @@ class DataInitQuantizer(Quantizer):
     """A quantizer with a codebook that can be initialized from the first training batch."""
 
     init: Init = "normal"
+    """How the codes start."""
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
 
@@ -37,14 +39,27 @@ class DataInitQuantizer(Quantizer):
         start = kmeans_codes if self.init == "kmeans" else latent_codes
         return start(z, self.codebook_size, seed=self.seed)
 
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
-        """Set the codes, and all running statistics as if training began with them."""
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
+        """Copy codes into the codebook, and set all running statistics as if training began with them."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+        """Begin training with these codes, whatever `init` says."""
+        require_tensor("codes", codes)
+        if codes.shape != (self.codebook_size, self.code_dim):
+            raise LGQError(
+                f"the codes must have shape {(self.codebook_size, self.code_dim)}, got {tuple(codes.shape)}: "
+                "one row per code."
+            )
+        self.write_codes(codes)
+        self.needs_data_init = False
 
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self._reset_projections(seed)
         self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed))
+        self.needs_data_init = self.init != "normal"
 
     @torch.no_grad()
     def init_from_data(self, z: Float[Tensor, "n c"]) -> None:
@@ -58,7 +73,6 @@ class DataInitQuantizer(Quantizer):
         codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.code_dim)
         self.set_codebook(broadcast_from_first(codes))
         self.begin_batch()  # again, as the codes are others now
-        self.needs_data_init = False
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.needs_data_init, device="cpu")

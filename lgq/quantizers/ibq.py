@@ -117,7 +117,7 @@ class IBQ(DataInitQuantizer):
         self.seed = seed
         self._reset_projections(seed)
         self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed, std=self.init_std))
+        self.needs_data_init = self.init != "normal"
 
-    @torch.no_grad()
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

@@ -214,6 +214,5 @@ class LGQ(DataInitQuantizer):
             self.latent_rms.fill_(1.0)
             self.measured_batches.zero_()
 
-    @torch.no_grad()
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

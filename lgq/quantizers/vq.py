@@ -20,7 +20,7 @@ from lgq.errors import LGQError
 from lgq.ops.gradients import rotate_to, step_to, straight_through
 from lgq.ops.numerics import gaussian_distance, mse
 from lgq.ops.search import nearest_codes, sample_codes, squared_distances
-from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, Init
 from lgq.quantizers.quantized import Quantized
 
 Gradient = Literal["straight_through", "rotation", "step"]
@@ -111,7 +111,7 @@ class VQ(DataInitQuantizer):
             self.register_buffer("codebook", codes)
         self.register_buffer("sums", torch.empty_like(codes))
         self.register_buffer("counts", torch.empty(codebook_size))
-        self.set_codebook(normal_codes(codebook_size, self.code_dim, seed=self.seed))
+        self.reset_parameters(self.seed)
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         # Codes from the operator, not by indexing: torch.compile would index again in the backward pass,
@@ -203,8 +203,7 @@ class VQ(DataInitQuantizer):
         self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))
         self.counts.masked_fill_(revived, -count if self.learning == "gradient" else count)
 
-    @torch.no_grad()
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         codes = self.compared(codes)
         self.codebook.copy_(codes)
         self.sums.copy_(codes)

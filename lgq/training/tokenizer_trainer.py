@@ -175,7 +175,7 @@ class TokenizerTrainer(Trainer):
             loss = self._objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
-        if (step + 1) % self.run.loop.log_every == 0:
+        if self.run.loop.logs(step + 1):
             levels, codes = self.tokenizer.by_level(quantized.indices), self.tokenizer.codebook_size
             terms |= _per_stage(BATCH_UTILIZATION, [batch_utilization(level, codes) for level in levels])
         terms |= loss.terms | {"loss": loss.total.detach()}

@@ -21,6 +21,7 @@ from lgq.checks import (
     require_channels,
     require_finite,
     require_one_of,
+    require_tensor,
     require_whole,
 )
 from lgq.errors import LGQError
@@ -156,6 +157,7 @@ class MultiScale(Composition):
         size: spatial size of the result; None is the last of `sizes` if its first scales have that many
             tokens, or else the square or cubic input with that many.
         """
+        require_tensor("indices", indices)
         if indices.ndim < 1:
             raise LGQError("expected a sequence of tokens, got a single one.")
         batch = indices.shape[:-1]
