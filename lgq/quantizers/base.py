@@ -4,6 +4,7 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 import inspect
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -71,6 +72,7 @@ class Quantizer(nn.Module, ABC):
         self.codebook_size = codebook_size
         self.channel_dim = channel_dim
         self.seed = seed
+        self.register_load_state_dict_post_hook(_after_loading)
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -102,7 +104,7 @@ class Quantizer(nn.Module, ABC):
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
         if not isinstance(progress, int | float | Tensor) or not 0 <= progress <= 1:
-            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / total_steps.")
+            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / (steps - 1).")
 
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
@@ -155,10 +157,6 @@ class Quantizer(nn.Module, ABC):
                 stacklevel=2,
             )
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._scale_matters = False  # loaded codes have found their latents
-
     def extra_repr(self) -> str:
         """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
         shown = []
@@ -189,6 +187,16 @@ class Quantizer(nn.Module, ABC):
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         last = vectors.reshape((*tokens, self.dim))
         return last.movedim(last.ndim - 1, self.channel_dim % last.ndim)
+
+
+def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
+    quantizer._scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
+    for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
+        if not tensor.is_meta and not torch.isfinite(tensor).all():
+            raise LGQError(
+                f"{name} of {type(quantizer).__name__} contains NaN or infinity in the loaded state: "
+                "load the state of a training that had not diverged."
+            )
 
 
 def draw_seed() -> int:
