@@ -76,6 +76,8 @@ def register(name: str, quantizer: type[Quantizer]) -> None:
         raise LGQError(
             f"quantizer {name!r} must be a subclass of lgq.quantizers.Quantizer, got {quantizer!r}."
         )
+    if missing := sorted(quantizer.__abstractmethods__):
+        raise LGQError(f"quantizer {name!r} lacks {', '.join(missing)}: add it to {quantizer.__name__}.")
     _require_plain_constructor(name, quantizer)
     if not getattr(quantizer, "label", ""):
         raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
@@ -115,7 +117,7 @@ def require_quantizer(name: str) -> None:
         return
     if name in QUANTIZERS.failures:
         raise LGQError(f"{QUANTIZERS.failures[name]}.")
-    close = difflib.get_close_matches(name, QUANTIZERS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), QUANTIZERS, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? If it is your own, " if close else ""
     raise LGQError(
         f"unknown quantizer {name!r}: {hint}import the module that registers it, or pass --plugin MODULE. "

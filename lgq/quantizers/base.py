@@ -4,6 +4,7 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 import inspect
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -102,6 +103,7 @@ class Quantizer(nn.Module, ABC):
             self.code_dim = codebook_dim
             self.project_in = Projection(dim, codebook_dim, seed=2 * seed)
             self.project_out = Projection(codebook_dim, dim, seed=2 * seed + 1)
+        self.register_load_state_dict_post_hook(_after_loading)
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -180,7 +182,7 @@ class Quantizer(nn.Module, ABC):
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
         if not isinstance(progress, int | float | Tensor) or not 0 <= progress <= 1:
-            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / total_steps.")
+            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / (steps - 1).")
 
     def forward(self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None) -> Quantized:
         """Quantize the vectors of `z`; those where `mask` is False take no part.
@@ -266,10 +268,6 @@ class Quantizer(nn.Module, ABC):
                 stacklevel=2,
             )
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._scale_matters = False  # loaded codes have found their latents
-
     def extra_repr(self) -> str:
         """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
         shown = []
@@ -313,6 +311,16 @@ class Quantizer(nn.Module, ABC):
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         last = vectors.reshape((*tokens, self.dim))
         return last.movedim(last.ndim - 1, self.channel_dim % last.ndim)
+
+
+def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
+    quantizer._scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
+    for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
+        if not tensor.is_meta and not torch.isfinite(tensor).all():
+            raise LGQError(
+                f"{name} of {type(quantizer).__name__} contains NaN or infinity in the loaded state: "
+                "load the state of a training that had not diverged."
+            )
 
 
 def draw_seed() -> int:

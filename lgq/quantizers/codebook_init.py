@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.checks import require_one_of, require_tensor
+from lgq.checks import has_values, require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
 from lgq.errors import LGQError
 from lgq.ops.search import nearest_codes
@@ -52,6 +52,8 @@ class DataInitQuantizer(Quantizer):
                 f"the codes must have shape {(self.codebook_size, self.code_dim)}, got {tuple(codes.shape)}: "
                 "one row per code."
             )
+        if has_values(codes) and not torch.isfinite(codes).all():
+            raise LGQError("the codes contain NaN or infinity: take those of a sound training.")
         self.write_codes(codes)
         self.needs_data_init = False
 
@@ -67,7 +69,9 @@ class DataInitQuantizer(Quantizer):
         if not (self.needs_data_init and self.training) or self.frozen:
             return
         if torch.compiler.is_compiling():
-            raise RuntimeError("codes that start from data need one training batch before torch.compile.")
+            raise RuntimeError(
+                "codes that start from data need one training batch, or set_codebook, before torch.compile."
+            )
         if int(broadcast_from_first(torch.tensor(len(z), device=z.device))) == 0:
             return
         codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.code_dim)

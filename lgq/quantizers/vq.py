@@ -199,15 +199,20 @@ class VQ(DataInitQuantizer):
         if n:
             latents = z[torch.randperm(n, device=z.device)[turn.clamp_max(n - 1)]]
         latents, revived = broadcast_from_first(latents), broadcast_from_first(revived)
-        count = max(1.0, threshold)
+        count = self._first_count()
         self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))
         self.counts.masked_fill_(revived, -count if self.learning == "gradient" else count)
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         codes = self.compared(codes)
         self.codebook.copy_(codes)
-        self.sums.copy_(codes)
-        self.counts.fill_(1.0)
+        # Not below the threshold, or the next batch would move all codes.
+        count = self._first_count()
+        self.sums.copy_(codes * count)
+        self.counts.fill_(count)
+
+    def _first_count(self) -> float:
+        return max(1.0, self.restart_below or 0.0)
 
 
 class RotVQ(VQ):

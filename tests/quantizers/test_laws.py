@@ -10,7 +10,7 @@ from quantizer_family import DIM
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQError
-from lgq.quantizers import FSQ, QUANTIZERS, VQ, MultiScale, Residual, build_quantizer, register
+from lgq.quantizers import FSQ, QUANTIZERS, VQ, MultiScale, Quantizer, Residual, build_quantizer, register
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
 
@@ -196,6 +196,14 @@ def test_state_round_trips(build):
     assert torch.equal(ours.indices, theirs.indices)
     assert torch.equal(ours.quantized, theirs.quantized)
     assert torch.equal(ours.loss, theirs.loss)
+
+
+def test_a_state_with_nan_is_refused_by_name(build):
+    state = build().state_dict()
+    name = next(name for name, tensor in state.items() if tensor.is_floating_point() and tensor.ndim)
+    state[name] = state[name] * torch.nan
+    with pytest.raises(LGQError, match=r"contains NaN or infinity in the loaded state"):
+        build().load_state_dict(state)
 
 
 def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
@@ -407,6 +415,13 @@ def test_the_registry_has_nine_quantizers_and_takes_more(monkeypatch):
         register("bare", type("Bare", (FSQ,), {"label": ""}))
     with pytest.raises(LGQError, match=r"'made' must be a subclass of lgq.quantizers.Quantizer, got FSQ\("):
         register("made", FSQ(DIM, 32))
+    with pytest.raises(LGQError, match=r"'part' lacks quantize_vectors, reset_parameters: add"):
+        register("part", type("Part", (Quantizer,), {"label": "Part"}))
+
+
+def test_a_name_in_capitals_is_told_the_registered_one():
+    with pytest.raises(LGQError, match="did you mean 'lgq'"):
+        build_quantizer("LGQ", DIM, 32)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
