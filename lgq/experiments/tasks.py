@@ -58,6 +58,7 @@ class TokenizerTask(_TrainingTask):
     def name(self) -> str:
         run = self.run
         stages = f"-x{run.stages}" if run.stages > 1 else ""
+        stages += "".join(f"-{side}" for side in ("scales", *run.scales)) if run.scales else ""
         defaults = default_options(run.quantizer)
         options = sorted(run.quantizer_options.items())
         changes = "".join(f"-{name}-{value}" for name, value in options if value != defaults.get(name))
@@ -78,7 +79,12 @@ class TokenizerTask(_TrainingTask):
         run, options = self.run, {"seed": self.run.seed} | self.run.quantizer_options
         with torch.device("meta"):
             return Tokenizer(
-                run.backbone, run.quantizer, run.codebook_size, stages=run.stages, quantizer_options=options
+                run.backbone,
+                run.quantizer,
+                run.codebook_size,
+                stages=run.stages,
+                scales=run.scales,
+                quantizer_options=options,
             )
 
 

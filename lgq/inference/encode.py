@@ -180,6 +180,8 @@ def _plan(
         fingerprint=tokenizer.fingerprint(),
         codebook_size=tokenizer.codebook_size,
         stages=tokenizer.stages,
+        scales=tokenizer.scales,
+        length=tokenizer.token_shape(image_size)[0] if tokenizer.scales else 0,
         grid=(side, side),
         image_size=image_size,
         flips=flips,
@@ -195,9 +197,9 @@ def _warn_of_unlabelled(dataset: ImageDataset) -> None:
         return
     names = ", ".join(map(repr, dataset.classes[:3])) + (", ..." if len(dataset.classes) > 3 else "")
     warnings.warn(
-        f"{dataset.unlabelled:,} of {len(dataset):,} images lie beside the folders of {dataset.root}, so they "
-        f"have no class, and a generator on these tokens draws only images of {names}: move them into a folder "
-        "of their own, or all images into one.",
+        f"{dataset.unlabelled:,} of {len(dataset):,} images lie beside the folders of {dataset.root}. They "
+        f"have no class, and a generator on these tokens draws only images of {names}: move them into a "
+        "folder of their own, or all images into one.",
         LGQWarning,
         stacklevel=3,
     )

@@ -9,19 +9,23 @@ from typing import Any
 from lgq.checks import require_known
 from lgq.errors import LGQError
 from lgq.quantizers.base import Quantizer
+from lgq.quantizers.bsq import BSQ
+from lgq.quantizers.compositions.grouped import Grouped
+from lgq.quantizers.compositions.multiscale import MultiScale
+from lgq.quantizers.compositions.residual import Residual
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
 from lgq.quantizers.plugins import import_plugin, load_installed
 from lgq.quantizers.quantized import Quantized
-from lgq.quantizers.residual import Residual
-from lgq.quantizers.simvq import SimVQ
-from lgq.quantizers.vq import VQ, RotVQ
+from lgq.quantizers.simvq import ProjectedVQ, SimVQ
+from lgq.quantizers.vq import VQ, DiVeQ, RotVQ
 
 __all__ = [
-    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ",
-    "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
+    "BSQ", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale", "ProjectedVQ",
+    "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ", "build_quantizer", "foreign_quantizers",
+    "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -60,7 +64,9 @@ class Registry(MutableMapping[str, type[Quantizer]]):
         return len(self._all())
 
 
-QUANTIZERS = Registry(lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ)
+QUANTIZERS = Registry(
+    lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ, bsq=BSQ, diveq=DiVeQ
+)
 """Quantizer classes by name: the only list, for runs, experiments and benchmarks alike."""
 
 
