@@ -1,0 +1,34 @@
+"""`lgq view`: a page in the browser about tokenizers."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from lgq.cli.console import say
+from lgq.cli.options import Computes
+from lgq.hub import WeightsChoice
+from lgq.viewer.view import PORT, view
+
+
+@dataclass(frozen=True, kw_only=True)
+class View(Computes):
+    """Show tokenizers on a page in the browser: pictures, tokens, errors, edits. Ctrl-C ends it.
+
+    Only this machine can open the page. Nothing leaves it.
+    """
+
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN")] = ()
+    """Run directories, directories that `save_pretrained` wrote, or owner/name on the Hub; by default the
+    tokenizer that comes with lgq, photo-f8."""
+    data: str | None = None
+    """Images to begin with, and to study the codes on: a folder, a shard pattern such as
+    train-{000..005}.tar, or by default the embedded photographs."""
+    port: int = PORT
+    """Port of 127.0.0.1 that the page is served on; 0 takes a free one."""
+    weights: WeightsChoice = "best"
+    """Weights of a run to load: of the best validation, or of the last checkpoint."""
+
+    def run(self) -> int:
+        view(**vars(self), on_start=lambda address: say(f"open {address} in a browser; Ctrl-C ends it."))
+        return 0

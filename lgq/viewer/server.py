@@ -1,0 +1,240 @@
+"""The server behind the page: what a browser may ask for, and how errors are answered.
+
+Requests name models, pictures and codes by their numbers. Bodies are JSON or the bytes of a file; answers are
+JSON or packets (`packets.py`). An error that the user can mend is one sentence, {"error": ...}.
+"""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lgq.errors import LGQError
+from lgq.viewer.code_gallery import codes_of
+from lgq.viewer.guard import Guard, Limits, Refusal
+from lgq.viewer.packets import pack
+from lgq.viewer.studio import NoSuchThing, Studio, quality_of, to_rgba
+
+UPLOADS = ("/api/pictures", "/api/token-file")
+"""Paths whose bodies are files."""
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+_LONGEST_NAME = 120
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(studio: Studio, *, port: int, limits: Limits | None = None) -> Guard:
+    """Return the ASGI application of a studio, behind its guard."""
+    limits = limits or Limits()
+    api = _Api(studio, limits)
+    routes = [
+        Route("/", _page("index.html")),
+        *(Route(f"/page/{name}", _page(name)) for name in page_files() if name != "index.html"),
+        Route("/api/state", _answered(api.state)),
+        Route("/api/thumbnail", _answered(api.thumbnail)),
+        Route("/api/encoding", _answered(api.encoding)),
+        Route("/api/lpips", _answered(api.lpips)),
+        Route("/api/codebook", _answered(api.codebook)),
+        Route("/api/code", _answered(api.code)),
+        Route("/api/pictures", _answered(api.add_picture), methods=["POST"]),
+        Route("/api/decode", _answered(api.decode), methods=["POST"]),
+        Route("/api/token-file", _answered(api.read_tokens), methods=["POST"]),
+        Route("/api/save-tokens", _answered(api.save_tokens), methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes), port=port, limits=limits, uploads=UPLOADS)
+
+
+def page_files() -> dict[str, str]:
+    """Return the files of the page by name; a browser can ask for these alone."""
+    folder = files("lgq.viewer") / "page"
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
+
+
+def _page(name: str) -> Handler:
+    body, kind = page_files()[name].encode(), _TYPES["." + name.rpartition(".")[2]]
+
+    async def serve(_: Request) -> Response:
+        return Response(body, media_type=kind)
+
+    return serve
+
+
+def _answered(handle: Handler) -> Handler:
+    """Turn errors into answers, so that no request ends the server or shows a traceback."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except Refusal as refusal:
+            closing = {"connection": "close"}
+            return JSONResponse({"error": refusal.reason}, refusal.status, headers=closing)
+        except NoSuchThing as error:
+            return JSONResponse({"error": str(error)}, 404)
+        except LGQError as error:
+            return JSONResponse({"error": str(error)}, 422)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            _log.exception("a request failed: %s", request.url.path)
+            return JSONResponse({"error": "the server failed; its terminal says why."}, 500)
+
+    return answer
+
+
+class _Api:
+    """The handlers of requests."""
+
+    def __init__(self, studio: Studio, limits: Limits):
+        self._studio, self._limits = studio, limits
+
+    async def state(self, _: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self._studio.describe))
+
+    async def thumbnail(self, request: Request) -> Response:
+        image = await run_in_threadpool(self._studio.thumbnail, _number(request, "picture"))
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return Response(file.getvalue(), media_type="image/png")
+
+    async def encoding(self, request: Request) -> Response:
+        return await self._encoded(*(_number(request, name) for name in ("model", "picture", "size")))
+
+    async def lpips(self, request: Request) -> Response:
+        chosen = [_number(request, name) for name in ("model", "picture", "size")]
+
+        def measure() -> float:
+            return self._studio.lpips(self._studio.encode(*chosen))
+
+        return JSONResponse({"lpips": await run_in_threadpool(measure)})
+
+    async def codebook(self, request: Request) -> Response:
+        model, stage = _number(request, "model"), _number(request, "stage")
+        gallery = self._studio.gallery(model, stage)
+        if gallery is None:
+            done, total = self._studio.model(model).progress
+            return JSONResponse({"done": done, "total": total}, 202)
+
+        def collect() -> bytes:
+            codes = codes_of(self._studio.model(model).tokenizer, stage).numpy()
+            return pack(
+                {"images": gallery.images, "tokens": int(gallery.counts.sum())},
+                counts=gallery.counts.numpy().astype(np.uint32),
+                codes=codes.astype(np.float32),
+                means=gallery.means.numpy(),
+            )
+
+        return _packet(await run_in_threadpool(collect))
+
+    async def code(self, request: Request) -> Response:
+        model, stage, code = (_number(request, name) for name in ("model", "stage", "code"))
+        gallery = self._studio.gallery(model, stage)
+        if gallery is None:
+            return JSONResponse({"done": 0, "total": 1}, 202)
+        if code >= len(gallery.counts):
+            raise NoSuchThing(f"there is no code {code}: the last one is {len(gallery.counts) - 1}.")
+        return _packet(pack({"code": code}, patches=gallery.typical_of(code).numpy()))
+
+    async def add_picture(self, request: Request) -> Response:
+        data = await self._body(request, self._limits.upload_bytes)
+        name = unquote(request.headers.get("x-picture-name", ""))[:_LONGEST_NAME]
+        name = "".join(letter for letter in name if letter.isprintable()) or "picture"
+        number = await run_in_threadpool(self._studio.add_picture, data, name)
+        return JSONResponse({"id": number, "name": name})
+
+    async def decode(self, request: Request) -> Response:
+        asked = await self._json(request)
+        model = _whole(asked, "model")
+
+        def decode() -> bytes:
+            tokens = self._studio.tokens_of(model, asked.get("shape"), asked.get("tokens"))
+            return pack({}, pixels=to_rgba(self._studio.decode(model, tokens)))
+
+        return _packet(await run_in_threadpool(decode))
+
+    async def read_tokens(self, request: Request) -> Response:
+        data = await self._body(request, self._limits.upload_bytes)
+        model = _number(request, "model")
+
+        def decode() -> bytes:
+            tokens = self._studio.read_token_file(model, data)
+            shown = tokens.reshape(*tokens.shape[1:3], -1).numpy().astype(np.uint32)
+            return pack({}, tokens=shown, pixels=to_rgba(self._studio.decode(model, tokens)))
+
+        return _packet(await run_in_threadpool(decode))
+
+    async def save_tokens(self, request: Request) -> Response:
+        asked = await self._json(request)
+        model = _whole(asked, "model")
+        tokens = self._studio.tokens_of(model, asked.get("shape"), asked.get("tokens"))
+        return Response(self._studio.token_file(model, tokens), media_type="application/json")
+
+    async def _encoded(self, model: int, picture: int, size: int) -> Response:
+        def encode() -> bytes:
+            encoding = self._studio.encode(model, picture, size)
+            tokens = encoding.tokens
+            return pack(
+                {"psnr": quality_of(encoding)},
+                original=to_rgba(encoding.original),
+                reconstruction=to_rgba(encoding.reconstruction),
+                tokens=tokens.reshape(*tokens.shape[1:3], -1).cpu().numpy().astype(np.uint32),
+            )
+
+        return _packet(await run_in_threadpool(encode))
+
+    async def _json(self, request: Request) -> dict[str, Any]:
+        data = await self._body(request, self._limits.body_bytes)
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise LGQError("the request is not JSON.") from error
+        if not isinstance(content, dict):
+            raise LGQError("the request must be a JSON object.")
+        return content
+
+    async def _body(self, request: Request, most: int) -> bytes:
+        """Read a body up to a size: one that does not tell its length is cut off where it is too long."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > most:
+                        raise Refusal(413, f"the request has more than the {most:,} bytes that are taken.")
+        except TimeoutError as error:
+            raise Refusal(408, "the request did not arrive in time.") from error
+        return bytes(data)
+
+
+def _packet(data: bytes) -> Response:
+    return Response(data, media_type="application/octet-stream")
+
+
+def _number(request: Request, name: str) -> int:
+    """Return a number of the query: there are no paths and no names in it."""
+    value = request.query_params.get(name, "")
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise LGQError(f"{name} must be a number, got {value[:40]!r}.")
+    return int(value)
+
+
+def _whole(content: dict[str, Any], name: str) -> int:
+    value = content.get(name)
+    if type(value) is not int:
+        raise LGQError(f"{name} must be a whole number.")
+    return value

@@ -1,0 +1,375 @@
+"""The models and pictures behind the page, and what is computed with them.   h w = height and width.
+
+Pictures come from the data set of the command line, or from the browser as bytes: a browser names a picture
+by its number, never by a path. One thread computes at a time; studies of codebooks run in the background and
+let every request go first.
+"""
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import ConcatDataset
+
+from lgq.data import ImageDataset, SampleDataset
+from lgq.data.images import BrokenImage, StoredImage
+from lgq.data.loader import evenly_spread
+from lgq.data.photographs import PHOTOGRAPHS, TILE_SIDE, photograph_pixels
+from lgq.data.transforms import cropped_to_multiple, to_tensor
+from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
+from lgq.metrics.reconstruction import psnr
+from lgq.quantizers import QUANTIZERS
+from lgq.tokenizer import Tokenizer
+from lgq.viewer.code_gallery import CodeGallery, PlaneMethod, codes_of, collect_codes, plane_of
+
+SIZES = (128, 256, 384, 512, 768)
+"""Longest side of a picture in pixels, by choice of the user."""
+MOST_PIXELS = 2**20
+"""Largest image that tokens may decode to, in pixels."""
+_MOST_UPLOADS, _MOST_PICTURES, _CACHED = 16, 24, 24
+_STUDY_IMAGES, _STUDY_SIDE = 256, 256
+_THUMBNAIL = 96
+_TOKEN_FORMAT = "lgq-tokens-1"
+_FIRST = "chelsea.png"
+
+
+class NoSuchThing(LGQError):  # noqa: N818 - the request names something that is not there
+    """A model, a picture or a code that does not exist."""
+
+
+@dataclass
+class Model:
+    """A tokenizer on the page."""
+
+    name: str
+    tokenizer: Tokenizer
+    run: Path | None = None
+    """Its run directory, if it has one; snapshots of its codebook are there."""
+    galleries: list[CodeGallery] = field(default_factory=list)
+    """One per stage, once the study is done."""
+    progress: tuple[int, int] = (0, 0)
+    """Images of the study that are done, and all."""
+    problem: str = ""
+    """Why there is no study."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of it."""
+        tokenizer = self.tokenizer
+        quantizer = str(tokenizer.settings["quantizer"])
+        return {
+            "name": self.name,
+            "quantizer": QUANTIZERS[quantizer].label,
+            "codes": tokenizer.codebook_size,
+            "stages": tokenizer.stages,
+            "factor": tokenizer.factor,
+            "parameters": sum(tokenizer.parameter_counts().values()),
+            "learned": QUANTIZERS[quantizer].learned_codes,
+            "fingerprint": tokenizer.fingerprint(),
+        }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture to look at; its pixels are read when they are asked for."""
+
+    name: str
+    read: Callable[[], Image.Image]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A picture, its tokens and what they decode to."""
+
+    original: Float[Tensor, "1 3 height width"]
+    tokens: Int64[Tensor, "1 h w *stages"]
+    reconstruction: Float[Tensor, "1 3 height width"]
+
+
+class Studio:
+    """Models, pictures and a generator, with everything that the page asks of them.
+
+    data: images to study codes on, and pictures to begin with; None for the embedded photographs.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], data: ImageDataset | None = None, generator: MaskGIT | None = None
+    ):
+        self.models, self.generator = list(models), generator
+        for model in self.models:
+            # Faster on most processors.
+            model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._multiple = math.lcm(*(model.tokenizer.factor for model in self.models))
+        self.pictures: OrderedDict[int, Picture] = OrderedDict(enumerate(_pictures_of(data)))
+        self._next_picture = len(self.pictures)
+        self._study_side = TILE_SIDE if data is None else _STUDY_SIDE
+        self._data: ImageDataset = data or _all_photographs()
+        self._encodings: OrderedDict[tuple[int, int, int], Encoding] = OrderedDict()
+        self._planes: dict[tuple[int, int, str], np.ndarray] = {}
+        self._turn, self._waiting, self._pictures_lock = threading.Lock(), 0, threading.Lock()
+        self._uploads: list[int] = []
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the processor, for a request that someone waits for."""
+        self._waiting += 1
+        try:
+            with self._turn:
+                yield
+        finally:
+            self._waiting -= 1
+
+    @contextmanager
+    def background_turn(self) -> Iterator[None]:
+        """Wait for the processor until no request needs it."""
+        while self._waiting:
+            threading.Event().wait(0.01)
+        with self._turn:
+            yield
+
+    # Models and their codes
+
+    def model(self, number: int) -> Model:
+        if not 0 <= number < len(self.models):
+            raise NoSuchThing(f"there is no model {number}: the page shows {len(self.models)}.")
+        return self.models[number]
+
+    def study(self) -> None:
+        """Collect the codes of all models, one after the other; meant for a thread of its own."""
+        for model in self.models:
+            self.study_model(model)
+
+    def study_model(self, model: Model) -> None:
+        """Collect the codes of a model over the data set."""
+
+        def note(done: int, total: int) -> None:
+            model.progress = (done, total)
+
+        factor = model.tokenizer.factor
+        try:
+            model.galleries = collect_codes(
+                model.tokenizer,
+                self._data,
+                image_size=max(self._study_side // factor, 1) * factor,
+                images=len(self._data) if isinstance(self._data, ConcatDataset) else _STUDY_IMAGES,
+                turn=self.background_turn,
+                on_progress=note,
+            )
+        except LGQError as error:
+            model.problem = str(error)
+        except Exception as error:
+            model.problem = f"the study of the codes failed: {error}"
+            raise
+
+    def gallery(self, model: int, stage: int) -> CodeGallery | None:
+        """Return the codes of a stage, or None while they are being collected."""
+        chosen = self.model(model)
+        if chosen.problem:
+            raise LGQError(chosen.problem)
+        if not 0 <= stage < chosen.tokenizer.stages:
+            raise NoSuchThing(f"{chosen.name} has stages 0..{chosen.tokenizer.stages - 1}, got {stage}.")
+        return chosen.galleries[stage] if chosen.galleries else None
+
+    def plane(self, model: int, stage: int, method: PlaneMethod) -> np.ndarray:
+        """Return the codes of a stage in the plane; computed once."""
+        key = (model, stage, method)
+        if key not in self._planes:
+            self._planes[key] = plane_of(codes_of(self.model(model).tokenizer, stage), method)
+        return self._planes[key]
+
+    # Pictures
+
+    def add_picture(self, data: bytes, name: str) -> int:
+        """Take a picture from the browser and return its number; the oldest upload makes room."""
+        pixels = _reduced(StoredImage(data, name))
+        _fit(pixels, SIZES[0], self._multiple, name)
+        with self._pictures_lock:
+            number, self._next_picture = self._next_picture, self._next_picture + 1
+            self.pictures[number] = Picture(name, lambda: pixels)
+            self._uploads.append(number)
+            if len(self._uploads) > _MOST_UPLOADS:
+                del self.pictures[self._uploads.pop(0)]
+        return number
+
+    def picture(self, number: int) -> Picture:
+        picture = self.pictures.get(number)
+        if picture is None:
+            raise NoSuchThing(f"there is no picture {number} any more: open it again.")
+        return picture
+
+    def thumbnail(self, number: int) -> Image.Image:
+        """Return a small copy of a picture."""
+        image = self.picture(number).read().copy()
+        image.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
+        return image
+
+    # Tokens
+
+    def encode(self, model: int, picture: int, size: int) -> Encoding:
+        """Return a picture of the chosen size with its tokens and their reconstruction."""
+        if size not in SIZES:
+            raise LGQError(f"the size must be one of {', '.join(map(str, SIZES))} pixels, got {size}.")
+        key, tokenizer, shown = (model, picture, size), self.model(model).tokenizer, self.picture(picture)
+        known = self._encodings.get(key)
+        if known is not None:
+            return known
+        pixels = _fit(shown.read(), size, self._multiple, shown.name)
+        return self._remember(key, self.encode_pixels(tokenizer, to_tensor(pixels)[None]))
+
+    def encode_pixels(self, tokenizer: Tokenizer, pixels: Float[Tensor, "1 3 height width"]) -> Encoding:
+        original = pixels.to(tokenizer.device)
+        with self.turn():
+            tokens = tokenizer.encode(original)
+            return Encoding(original, tokens, tokenizer.decode(tokens))
+
+    def _remember(self, key: tuple[int, int, int], encoding: Encoding) -> Encoding:
+        with self._pictures_lock:
+            self._encodings[key] = encoding
+            if len(self._encodings) > _CACHED:
+                self._encodings.popitem(last=False)
+        return encoding
+
+    def decode(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> Float[Tensor, "1 3 height width"]:
+        """Return the image of tokens.
+
+        All of it: GroupNorm and attention of the decoder carry a change of one token to every pixel.
+        """
+        tokenizer = self.model(model).tokenizer
+        with self.turn():
+            return tokenizer.decode(tokens.to(tokenizer.device))
+
+    def tokens_of(self, model: int, shape: Any, values: Any) -> Int64[Tensor, "1 h w *stages"]:
+        """Return tokens that a browser sent, checked; shape: height and width in tokens."""
+        tokenizer = self.model(model).tokenizer
+        if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
+            raise LGQError("the shape of tokens must be [height, width].")
+        height, width = shape
+        most = MOST_PIXELS // tokenizer.factor**2
+        if height < 1 or width < 1 or height * width > most:
+            raise LGQError(f"{height} x {width} tokens are not between 1 and {most:,} in all.")
+        count = height * width * tokenizer.stages
+        if not isinstance(values, list) or len(values) != count:
+            raise LGQError(f"{height} x {width} tokens in {tokenizer.stages} stage(s) are {count:,} numbers.")
+        if not set(map(type, values)) <= {int}:
+            raise LGQError("tokens must be whole numbers.")
+        if min(values) < 0 or max(values) >= tokenizer.codebook_size:
+            wrong = min(values) if min(values) < 0 else max(values)
+            raise LGQError(
+                f"token {wrong} is outside 0..{tokenizer.codebook_size - 1}, the codes of "
+                f"{self.model(model).name}."
+            )
+        tokens = torch.tensor(values, dtype=torch.int64).view(1, height, width, tokenizer.stages)
+        return tokens if tokenizer.stages > 1 else tokens[..., 0]
+
+    def read_token_file(self, model: int, data: bytes) -> Int64[Tensor, "1 h w *stages"]:
+        """Return the tokens of a file that the page saved; the file must be of this model."""
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise LGQError("this is not a file of tokens: it is not JSON.") from error
+        if not isinstance(content, dict) or content.get("format") != _TOKEN_FORMAT:
+            raise LGQError(f"this is not a file of tokens: its format is not {_TOKEN_FORMAT}.")
+        chosen = self.model(model)
+        if content.get("fingerprint") != chosen.tokenizer.fingerprint():
+            made_by = str(content.get("tokenizer", "another tokenizer"))[:80]
+            raise LGQError(f"these tokens were made by {made_by}, whose codes mean other things.")
+        return self.tokens_of(model, content.get("shape"), content.get("tokens"))
+
+    def token_file(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> bytes:
+        """Return tokens as a file that `read_token_file` reads."""
+        chosen = self.model(model)
+        content = {
+            "format": _TOKEN_FORMAT,
+            "tokenizer": chosen.name,
+            "fingerprint": chosen.tokenizer.fingerprint(),
+            "shape": list(tokens.shape[1:3]),
+            "tokens": tokens.flatten().tolist(),
+        }
+        return json.dumps(content).encode()
+
+    def lpips(self, encoding: Encoding) -> float:
+        """Return LPIPS of a reconstruction; an error with the way out where its weights are missing."""
+        network = _lpips().to(encoding.original.device)
+        with self.turn(), torch.no_grad():
+            return float(network(encoding.original, encoding.reconstruction.float())[0])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page needs to begin."""
+        numbers = list(self.pictures)
+        return {
+            "models": [model.describe() for model in self.models],
+            "pictures": [{"id": number, "name": self.pictures[number].name} for number in numbers],
+            "sizes": list(SIZES),
+            "generator": None,
+        }
+
+
+def to_rgba(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "height width 4"]:
+    """Return an image in [-1, 1] as the pixels of a canvas."""
+    levels = image[0].float().add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8).cpu()
+    pixels = np.full((*levels.shape[1:], 4), 255, dtype=np.uint8)
+    pixels[..., :3] = levels.permute(1, 2, 0).numpy()
+    return pixels
+
+
+def quality_of(encoding: Encoding) -> float:
+    """Return the PSNR of a reconstruction in dB, at most 99, as JSON has no infinity."""
+    return min(99.0, float(psnr(encoding.original, encoding.reconstruction)[0]))
+
+
+def _fit(image: Image.Image, size: int, multiple: int, name: str) -> Image.Image:
+    """Reduce a picture to `size` pixels along its longest side; a smaller one keeps its size."""
+    scale = min(1.0, size / max(image.size))
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    resized = image if scale == 1 else image.resize((width, height), Image.Resampling.LANCZOS)
+    return cropped_to_multiple(resized, multiple, name)
+
+
+def _pictures_of(data: ImageDataset | None) -> list[Picture]:
+    if data is None:
+        names = [name for part in ("held-out", "train") for name in PHOTOGRAPHS[part]]
+        names = [name for name in names if not name.endswith("_right.png")]
+        names.sort(key=lambda name: name != _FIRST)
+        return [Picture(_subject(name), partial(photograph_pixels, name)) for name in names]
+
+    pictures = []
+    for index in evenly_spread(len(data), min(len(data), _MOST_PICTURES)):
+        item = data[index]
+        with suppress(BrokenImage):
+            stored = StoredImage(item.data, item.name)
+            pictures.append(Picture(item.name, cache(partial(_reduced, stored))))
+    return pictures
+
+
+def _reduced(stored: StoredImage) -> Image.Image:
+    """Return the pixels of an image, at most twice as large as the largest choice."""
+    pixels = stored.rgb(shrink=max(stored.size) / (2 * SIZES[-1]))
+    pixels.thumbnail((2 * SIZES[-1], 2 * SIZES[-1]), Image.Resampling.LANCZOS)
+    return pixels
+
+
+def _subject(photograph: str) -> str:
+    return Path(photograph).stem.removesuffix("_left").replace("_", " ")
+
+
+def _all_photographs() -> Any:
+    return ConcatDataset([SampleDataset("train"), SampleDataset("held-out")])  # type: ignore[list-item]
+
+
+@cache
+def _lpips() -> Any:
+    from lgq.models.lpips import LPIPS
+
+    return LPIPS.pretrained()
