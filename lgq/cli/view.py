@@ -1,11 +1,12 @@
 """`lgq view`: a page in the browser about tokenizers."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from lgq.cli.console import say
+from lgq.cli.console import progress_of, say
 from lgq.cli.options import Computes
 from lgq.hub import WeightsChoice
 from lgq.viewer.view import PORT, view
@@ -13,7 +14,7 @@ from lgq.viewer.view import PORT, view
 
 @dataclass(frozen=True, kw_only=True)
 class View(Computes):
-    """Show tokenizers on a page in the browser: pictures, tokens, errors, edits. Ctrl-C ends it.
+    """Show tokenizers on a page in the browser: pictures, tokens, edits, codes. Ctrl-C ends it.
 
     Only this machine can open the page. Nothing leaves it.
     """
@@ -26,9 +27,17 @@ class View(Computes):
     train-{000..005}.tar, or by default the embedded photographs."""
     port: int = PORT
     """Port of 127.0.0.1 that the page is served on; 0 takes a free one."""
+    export: Path | None = None
+    """Write the page as this one HTML file instead of serving it: everything but editing works there, without
+    a server and a network."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
-        view(**vars(self), on_start=lambda address: say(f"open {address} in a browser; Ctrl-C ends it."))
+        if self.export is None:
+            view(**vars(self), on_start=lambda address: say(f"open {address} in a browser; Ctrl-C ends it."))
+            return 0
+        with progress_of("writing the page") as report:
+            view(**vars(self), on_start=lambda _: None, on_progress=report)
+        say(f"the page, {self.export.stat().st_size / 1e6:.1f} MB: {self.export}")
         return 0

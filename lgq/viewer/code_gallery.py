@@ -1,16 +1,17 @@
 """What there is to know about each code: its use, its mean and most typical patches, its place in the plane.
 
-k = codes, m = patches per code, f = side of a patch in pixels, c = channels, n = patches in all.
+k = codes, m = patches per code, f = side of a patch in pixels, c = channels, n = patches in all,
+t = validations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings
@@ -122,14 +123,30 @@ def gallery_of(
     return CodeGallery(counts, shown, typical, images)
 
 
-def plane_of(codes: Float[Tensor, "k c"], method: PlaneMethod) -> np.ndarray:
-    """Return the codes in the plane, as float32 (k, 2)."""
+def plane_of(codes: Float[Tensor, "k c"], method: PlaneMethod) -> Float32[np.ndarray, "k 2"]:
+    """Return the codes in the plane."""
+    if method == "pca":
+        return planes_over_time([codes])[0]
     from lgq.plots.codebooks import project  # imports matplotlib
 
-    if codes.shape[1] < 2 or len(codes) < 2:
-        padded = torch.cat([codes[:, :1], torch.zeros(len(codes), 1)], dim=1)
-        return padded.numpy().astype(np.float32)
-    few = codes[torch.linspace(0, len(codes) - 1, min(2, len(codes))).long()]
-    # UMAP fits all points that it is given; PCA takes its directions from the first argument.
-    plane = project(codes, codes, method="pca") if method == "pca" else project(few, codes, method="umap")
-    return plane.codes.numpy().astype(np.float32)
+    # UMAP places all points together; it asks for two latents at least.
+    return project(codes[:2], codes, method="umap").codes.numpy().astype(np.float32)
+
+
+def planes_over_time(codes: Sequence[Float[Tensor, "k c"]]) -> Float32[np.ndarray, "t k 2"]:
+    """Return codes in the plane in which the last of them vary most, so that their ways can be seen."""
+    from lgq.plots.codebooks import project  # imports matplotlib
+
+    if codes[-1].shape[1] < 2 or len(codes[-1]) < 2:
+        flat = [torch.cat([code[:, :1], torch.zeros(len(code), 1)], dim=1) for code in codes]
+    else:
+        flat = [project(codes[-1], code, method="pca").codes for code in codes]
+    return torch.stack(flat).numpy().astype(np.float32)
+
+
+def colours_of(quantizer: str) -> list[str]:
+    """Return the colours of a quantizer on a white and on a dark background."""
+    from lgq.plots.palette import styles_of  # imports matplotlib
+
+    style = styles_of([quantizer])[quantizer]
+    return [style.light, style.dark]

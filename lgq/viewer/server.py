@@ -9,8 +9,7 @@ import io
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,10 +20,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lgq.errors import LGQError
-from lgq.viewer.code_gallery import codes_of
+from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet, page_files
+from lgq.viewer.code_gallery import PlaneMethod
 from lgq.viewer.guard import Guard, Limits, Refusal
 from lgq.viewer.packets import pack
-from lgq.viewer.studio import NoSuchThing, Studio, quality_of, to_rgba
+from lgq.viewer.studio import NoSuchThing, Studio, to_rgba
+from lgq.weights import WeightsError
 
 UPLOADS = ("/api/pictures", "/api/token-file")
 """Paths whose bodies are files."""
@@ -51,6 +52,8 @@ def build_app(studio: Studio, *, port: int, limits: Limits | None = None) -> Gua
         Route("/api/encoding", _answered(api.encoding)),
         Route("/api/lpips", _answered(api.lpips)),
         Route("/api/codebook", _answered(api.codebook)),
+        Route("/api/plane", _answered(api.plane)),
+        Route("/api/history", _answered(api.history)),
         Route("/api/code", _answered(api.code)),
         Route("/api/pictures", _answered(api.add_picture), methods=["POST"]),
         Route("/api/decode", _answered(api.decode), methods=["POST"]),
@@ -58,12 +61,6 @@ def build_app(studio: Studio, *, port: int, limits: Limits | None = None) -> Gua
         Route("/api/save-tokens", _answered(api.save_tokens), methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), port=port, limits=limits, uploads=UPLOADS)
-
-
-def page_files() -> dict[str, str]:
-    """Return the files of the page by name; a browser can ask for these alone."""
-    folder = files("lgq.viewer") / "page"
-    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
 
 
 def _page(name: str) -> Handler:
@@ -113,15 +110,23 @@ class _Api:
         return Response(file.getvalue(), media_type="image/png")
 
     async def encoding(self, request: Request) -> Response:
-        return await self._encoded(*(_number(request, name) for name in ("model", "picture", "size")))
+        chosen = [_number(request, name) for name in ("model", "picture", "size")]
+
+        def encode() -> bytes:
+            return encoding_packet(self._studio.encode(*chosen))
+
+        return _packet(await run_in_threadpool(encode))
 
     async def lpips(self, request: Request) -> Response:
         chosen = [_number(request, name) for name in ("model", "picture", "size")]
 
-        def measure() -> float:
-            return self._studio.lpips(self._studio.encode(*chosen))
+        def measure() -> dict[str, Any]:
+            try:
+                return {"lpips": self._studio.lpips(self._studio.encode(*chosen))}
+            except WeightsError as error:
+                return {"lpips": None, "reason": str(error)}
 
-        return JSONResponse({"lpips": await run_in_threadpool(measure)})
+        return JSONResponse(await run_in_threadpool(measure))
 
     async def codebook(self, request: Request) -> Response:
         model, stage = _number(request, "model"), _number(request, "stage")
@@ -130,16 +135,20 @@ class _Api:
             done, total = self._studio.model(model).progress
             return JSONResponse({"done": done, "total": total}, 202)
 
-        def collect() -> bytes:
-            codes = codes_of(self._studio.model(model).tokenizer, stage).numpy()
-            return pack(
-                {"images": gallery.images, "tokens": int(gallery.counts.sum())},
-                counts=gallery.counts.numpy().astype(np.uint32),
-                codes=codes.astype(np.float32),
-                means=gallery.means.numpy(),
-            )
+        return _packet(await run_in_threadpool(codebook_packet, self._studio.model(model), stage))
 
-        return _packet(await run_in_threadpool(collect))
+    async def plane(self, request: Request) -> Response:
+        model, stage = _number(request, "model"), _number(request, "stage")
+        method: Any = request.query_params.get("method")
+        if method not in get_args(PlaneMethod):
+            raise LGQError(f"the method must be one of {', '.join(get_args(PlaneMethod))}.")
+        plane = await run_in_threadpool(self._studio.plane, model, stage, method)
+        return _packet(pack({"method": method}, plane=plane))
+
+    async def history(self, request: Request) -> Response:
+        model, stage = _number(request, "model"), _number(request, "stage")
+        history = await run_in_threadpool(self._studio.history, model, stage)
+        return _packet(history_packet(history))
 
     async def code(self, request: Request) -> Response:
         model, stage, code = (_number(request, name) for name in ("model", "stage", "code"))
@@ -183,19 +192,6 @@ class _Api:
         model = _whole(asked, "model")
         tokens = self._studio.tokens_of(model, asked.get("shape"), asked.get("tokens"))
         return Response(self._studio.token_file(model, tokens), media_type="application/json")
-
-    async def _encoded(self, model: int, picture: int, size: int) -> Response:
-        def encode() -> bytes:
-            encoding = self._studio.encode(model, picture, size)
-            tokens = encoding.tokens
-            return pack(
-                {"psnr": quality_of(encoding)},
-                original=to_rgba(encoding.original),
-                reconstruction=to_rgba(encoding.reconstruction),
-                tokens=tokens.reshape(*tokens.shape[1:3], -1).cpu().numpy().astype(np.uint32),
-            )
-
-        return _packet(await run_in_threadpool(encode))
 
     async def _json(self, request: Request) -> dict[str, Any]:
         data = await self._body(request, self._limits.body_bytes)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Float32, Int64, UInt8, UInt32
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset
@@ -33,14 +34,26 @@ from lgq.maskgit import MaskGIT
 from lgq.metrics.reconstruction import psnr
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
-from lgq.viewer.code_gallery import CodeGallery, PlaneMethod, codes_of, collect_codes, plane_of
+from lgq.training.run_directory import count_codebooks, read_codebooks
+from lgq.viewer.code_gallery import (
+    CodeGallery,
+    PlaneMethod,
+    codes_of,
+    collect_codes,
+    plane_of,
+    planes_over_time,
+    stage_quantizer,
+)
 
 SIZES = (128, 256, 384, 512, 768)
 """Longest side of a picture in pixels, by choice of the user."""
 MOST_PIXELS = 2**20
 """Largest image that tokens may decode to, in pixels."""
 _MOST_UPLOADS, _MOST_PICTURES, _CACHED = 16, 24, 24
-_STUDY_IMAGES, _STUDY_SIDE = 256, 256
+_STUDY_SIDE, _STUDY_PIXELS = 256, 96 * 2**16
+"""Side of the images that codes are studied on, and pixels in all: some seconds of two cores."""
+_MOST_STEPS = 32
+"""Validations that the time slider shows, evenly spread."""
 _THUMBNAIL = 96
 _TOKEN_FORMAT = "lgq-tokens-1"
 _FIRST = "chelsea.png"
@@ -77,6 +90,7 @@ class Model:
             "factor": tokenizer.factor,
             "parameters": sum(tokenizer.parameter_counts().values()),
             "learned": QUANTIZERS[quantizer].learned_codes,
+            "history": self.run is not None and count_codebooks(self.run) > 1,
             "fingerprint": tokenizer.fingerprint(),
         }
 
@@ -96,6 +110,17 @@ class Encoding:
     original: Float[Tensor, "1 3 height width"]
     tokens: Int64[Tensor, "1 h w *stages"]
     reconstruction: Float[Tensor, "1 3 height width"]
+
+
+class History(NamedTuple):
+    """Use, norms and places of codes over the validations of a run.   t = validations, k = codes."""
+
+    steps: list[int]
+    counts: UInt32[np.ndarray, "t k"]
+    norms: Float32[np.ndarray, "t k"] | None
+    """None where codes are a fixed grid."""
+    planes: Float32[np.ndarray, "t k 2"] | None
+    """Places in the plane of the last codes; None where snapshots hold no codes."""
 
 
 class Studio:
@@ -158,12 +183,13 @@ class Studio:
             model.progress = (done, total)
 
         factor = model.tokenizer.factor
+        side = max(self._study_side // factor, 1) * factor
         try:
             model.galleries = collect_codes(
                 model.tokenizer,
                 self._data,
-                image_size=max(self._study_side // factor, 1) * factor,
-                images=len(self._data) if isinstance(self._data, ConcatDataset) else _STUDY_IMAGES,
+                image_size=side,
+                images=_STUDY_PIXELS // side**2,
                 turn=self.background_turn,
                 on_progress=note,
             )
@@ -188,6 +214,31 @@ class Studio:
         if key not in self._planes:
             self._planes[key] = plane_of(codes_of(self.model(model).tokenizer, stage), method)
         return self._planes[key]
+
+    def history(self, model: int, stage: int) -> History:
+        """Return what became of the codes over the validations of a run."""
+        chosen = self.model(model)
+        stage_quantizer(chosen.tokenizer, stage)
+        snapshots = [] if chosen.run is None else read_codebooks(chosen.run)
+        snapshots = [
+            x
+            for x in snapshots
+            if x.counts.shape == (chosen.tokenizer.stages, chosen.tokenizer.codebook_size)
+        ]
+        if len(snapshots) < 2:
+            raise NoSuchThing(
+                f"{chosen.name} has no history of its codes: trainings write one into codebooks/ of the run "
+                "directory, with an entry per validation."
+            )
+        snapshots = [snapshots[i] for i in evenly_spread(len(snapshots), min(len(snapshots), _MOST_STEPS))]
+        codes = [x.codes[stage].float() for x in snapshots if x.codes is not None]
+        norms = [x.norms[stage] for x in snapshots if x.norms is not None]
+        return History(
+            [x.step for x in snapshots],
+            torch.stack([x.counts[stage] for x in snapshots]).numpy().astype(np.uint32),
+            torch.stack(norms).numpy().astype(np.float32) if len(norms) == len(snapshots) else None,
+            planes_over_time(codes) if len(codes) == len(snapshots) else None,
+        )
 
     # Pictures
 
@@ -312,6 +363,7 @@ class Studio:
             "models": [model.describe() for model in self.models],
             "pictures": [{"id": number, "name": self.pictures[number].name} for number in numbers],
             "sizes": list(SIZES),
+            "umap": find_spec("umap") is not None,
             "generator": None,
         }
 

@@ -12,7 +12,9 @@ from lgq.data import ImageDataset, open_dataset
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import WeightsChoice
+from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.viewer.standalone import export_page
 from lgq.viewer.studio import Model, Studio
 
 PORT = 8642
@@ -27,19 +29,27 @@ def view(
     *,
     data: ImageDataset | str | Path | None = None,
     port: int = PORT,
+    export: str | Path | None = None,
     weights: WeightsChoice = "best",
     device: str = "cpu",
     on_start: Callable[[str], None] = print,
+    on_progress: Progress = unwatched,
 ) -> None:
-    """Serve the page on 127.0.0.1 until Ctrl-C.
+    """Serve the page on 127.0.0.1 until Ctrl-C, or write it as one file.
 
     runs: tokenizers, or what `load_tokenizer` takes; by default the one that comes with lgq.
     data: images to begin with, and to study codes on; None for the embedded photographs.
     port: port to listen on; 0 takes a free one.
+    export: write the page as this one HTML file instead, in which everything works but editing.
     weights: of a run, those of the best validation or those of the last checkpoint.
     device: where to compute, the words of `--device`.
-    on_start: called with the address of the page as soon as it can be opened.
+    on_start: called with the address of the page, or the path of the file, as soon as it can be opened.
     """
+    if export is not None:
+        studio = open_studio(runs, data=data, weights=weights, device=device)
+        export_page(studio, export, on_progress=on_progress)
+        on_start(str(export))
+        return
     try:
         import uvicorn
 

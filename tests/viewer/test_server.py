@@ -1,5 +1,6 @@
 """What the page asks of the server: pictures, tokens, codes; and one sentence where that fails."""
 
+import inspect
 import json
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 import torch
 from serving import Served, gradient, png, serve, small_tokenizer
 
+import lgq.viewer.studio as studio_module
 from lgq.data.transforms import to_tensor
+from lgq.training.run_directory import save_codebook
+from lgq.viewer.code_gallery import gallery_of
 from lgq.viewer.packets import pack, unpack
 from lgq.viewer.server import page_files
 from lgq.viewer.studio import Model, Studio, to_rgba
@@ -181,3 +185,75 @@ def test_a_failure_of_ours_is_answered_too(served: Served, monkeypatch, caplog):
 @pytest.mark.parametrize("size", [1, 255, 10**6])
 def test_sizes_are_a_closed_list(served: Served, size: int):
     assert "must be one of" in served.ask(f"/api/encoding?model=0&picture=0&size={size}").error
+
+
+@models
+def test_codes_lie_in_a_plane(served: Served, model: int):
+    plane = served.ask(f"/api/plane?model={model}&stage=0&method=pca").arrays["plane"]
+    assert plane.shape == (32, 2)
+    assert (plane.std(0) > 0).all()
+    assert "must be one of" in served.ask(f"/api/plane?model={model}&stage=0&method=tsne").error
+
+
+def test_a_model_without_snapshots_has_no_history(served: Served):
+    answer = served.ask("/api/history?model=0&stage=0")
+    assert (answer.status, "no history" in answer.error) == (404, True)
+
+
+def test_history_follows_the_validations_of_a_run(tmp_path):
+    tokenizer = small_tokenizer()
+    codes = tokenizer.quantizer.codebook.detach()
+    for step in (10, 20, 30):
+        counts = torch.arange(32) * (step // 10)
+        save_codebook(tmp_path, step, [counts], [codes * step / 30])
+    studio = Studio([Model("run", tokenizer, tmp_path)])
+    history = studio.history(0, 0)
+    assert history.steps == [10, 20, 30]
+    assert history.counts[:, 5].tolist() == [5, 10, 15]
+    assert np.allclose(history.norms[-1], codes.norm(dim=1), atol=1e-2)
+    # The last codes are where the map has them, and the others are on their way from the middle.
+    assert np.allclose(history.planes[-1], studio.plane(0, 0, "pca"), atol=1e-2)
+    assert np.abs(history.planes[0] - history.planes[0].mean(0)).max() < np.abs(history.planes[-1]).max()
+
+
+def test_typical_patches_are_nearest_to_the_mean_of_their_code():
+    patches = torch.randint(0, 256, (200, 2, 2, 3), dtype=torch.uint8)
+    codes = torch.randint(0, 5, (200,))
+    gallery = gallery_of(patches, codes, 6, images=1)
+    for code in range(5):
+        own = patches[codes == code].float()
+        distances = (own - own.mean(0)).flatten(1).square().sum(1)
+        nearest = own[distances.argsort(stable=True)[:8]].to(torch.uint8)
+        assert torch.equal(gallery.typical_of(code), nearest)
+        assert torch.equal(gallery.means[code], own.mean(0).round().to(torch.uint8))
+    assert (gallery.counts[5], len(gallery.typical_of(5))) == (0, 0)
+
+
+def test_too_many_codes_are_refused_in_words(monkeypatch):
+    monkeypatch.setattr("lgq.viewer.code_gallery.MOST_CODES", 16)
+    studio = Studio([Model("plain", small_tokenizer())])
+    studio.study()
+    with pytest.raises(ValueError, match="32 codes are too many"):
+        studio.gallery(0, 0)
+
+
+def test_lpips_without_its_weights_is_absent_with_the_reason(served: Served, monkeypatch, tmp_path):
+    monkeypatch.setenv("LGQ_CACHE", str(tmp_path))
+    monkeypatch.setattr("lgq.viewer.studio._lpips", inspect.unwrap(studio_module._lpips))
+    answer = served.ask(ENCODING.format(model=0).replace("encoding", "lpips")).json
+    assert answer["lpips"] is None
+    assert "lgq weights fetch" in answer["reason"]
+
+
+def test_lpips_is_measured_where_its_weights_are(served: Served, monkeypatch):
+    monkeypatch.setattr(
+        "lgq.viewer.studio._lpips",
+        Halves,
+    )
+    answer = served.ask(ENCODING.format(model=0).replace("encoding", "lpips")).json
+    assert answer == {"lpips": 0.5}
+
+
+class Halves(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x),), 0.5)

@@ -62,11 +62,11 @@ export function unpack(buffer, start = 0) {
   return result;
 }
 
-function bytesOf(base64) {
-  const text = atob(base64);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return bytes.buffer;
+async function savedPacket(path) {
+  if (!(path in contents)) throw new Problem("This saved page does not hold that.");
+  const bytes = Uint8Array.from(atob(contents[path]), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return unpack(await new Response(stream).arrayBuffer());
 }
 
 /** JSON of a path. */
@@ -80,10 +80,7 @@ export async function getJson(path) {
 
 /** Packet of a path; null while the server is still at work on it, with `progress` called. */
 export async function getPacket(path, progress = () => {}) {
-  if (isSaved) {
-    if (!(path in contents)) throw new Problem("This saved page does not hold that.");
-    return unpack(bytesOf(contents[path]));
-  }
+  if (isSaved) return savedPacket(path);
   const answer = await ask(path);
   if (answer.status === 202) {
     progress(await answer.json());

@@ -1,6 +1,6 @@
 // What all panes share: the chosen model and picture, its tokens, and the code that is looked at.
 
-import { getPacket, waitForPacket, withProgress } from "./api.js";
+import { getPacket, isSaved, waitForPacket, withProgress } from "./api.js";
 import { canvasOf, codeColour, errorColour } from "./elements.js";
 
 class App extends EventTarget {
@@ -93,11 +93,25 @@ class App extends EventTarget {
 
   /** Typical patches of a code, loaded once. */
   async typicalOf(code) {
+    if (isSaved) return this.savedTypical(code);
     if (!this.typical.has(code)) {
       const path = `/api/code?model=${this.model}&stage=${this.stage}&code=${code}`;
       this.typical.set(code, getPacket(path).catch(() => null));
     }
     return this.typical.get(code);
+  }
+
+  /** A saved page has the patches of all codes in one array. */
+  async savedTypical(code) {
+    const path = `/api/typical?model=${this.model}&stage=${this.stage}`;
+    if (!this.typical.has(path)) this.typical.set(path, getPacket(path).catch(() => null));
+    const all = await this.typical.get(path);
+    if (!all || !this.codebook?.counts) return null;
+    const [, most, side] = all.shapes.patches;
+    const count = Math.min(most, this.codebook.counts[code]);
+    const length = side * side * 3;
+    const patches = all.patches.subarray(code * most * length, (code * most + count) * length);
+    return { patches, shapes: { patches: [count, side, side, 3] } };
   }
 }
 

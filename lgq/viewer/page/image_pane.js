@@ -13,7 +13,14 @@ export function figure(title, label, ...extras) {
 }
 
 export function source(picture) {
-  return (context, view) => picture() && context.drawImage(picture(), 0, 0, ...view.size);
+  return (context, view) => {
+    const drawn = picture();
+    if (!drawn) return;
+    const smooth = context.imageSmoothingEnabled;
+    if (drawn.width < view.size[0]) context.imageSmoothingEnabled = false; // a map has one pixel per token
+    context.drawImage(drawn, 0, 0, ...view.size);
+    context.imageSmoothingEnabled = smooth;
+  };
 }
 
 /** Numbers of tokens, where there is room for them. */
@@ -129,13 +136,16 @@ export function imagePane(section) {
     lpips.className = "";
     lpips.textContent = "…";
     try {
-      const { lpips: value } = await getJson(`/api/lpips?model=${app.model}&picture=${app.picture}&size=${app.size}`);
-      if (encoding === app.encoding) lpips.textContent = number(value, 3);
+      const { lpips: value, reason } = await getJson(`/api/lpips?model=${app.model}&picture=${app.picture}&size=${app.size}`);
+      if (encoding === app.encoding) showLpips(value, reason);
     } catch (error) {
-      if (encoding !== app.encoding) return;
-      lpips.className = "words";
-      lpips.textContent = isSaved ? "not measured" : error.message;
+      if (encoding === app.encoding) showLpips(null, isSaved ? "not measured" : error.message);
     }
+  }
+
+  function showLpips(value, reason) {
+    lpips.className = value === null ? "words" : "";
+    lpips.textContent = value === null ? reason : number(value, 3);
   }
 
   slider.addEventListener("input", () => views[0].draw());

@@ -2,13 +2,15 @@
 
 import { getJson, isSaved, postFile, thumbnailPath, withProgress } from "./api.js";
 import { app } from "./app.js";
+import { codebookPane } from "./codebook_pane.js";
+import { comparePane } from "./compare_pane.js";
 import { editPane } from "./edit_pane.js";
 import { make, number } from "./elements.js";
 import { imagePane } from "./image_pane.js";
 import { tokenPanel } from "./token_panel.js";
 
 const byId = (id) => document.getElementById(id);
-const MAKERS = { image: imagePane, edit: editPane };
+const MAKERS = { image: imagePane, edit: editPane, codebook: codebookPane, compare: comparePane };
 const panes = {};
 let current = "image";
 
