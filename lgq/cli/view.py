@@ -25,6 +25,9 @@ class View(Computes):
     data: str | None = None
     """Images to begin with, and to study the codes on: a folder, a shard pattern such as
     train-{000..005}.tar, or by default the embedded photographs."""
+    generator: Annotated[str | None, tyro.conf.arg(metavar="GEN")] = None
+    """Run directory of a generator, a directory that `save_pretrained` wrote, or owner/name on the Hub, to
+    draw pictures and to redraw parts of them; without RUN, the page shows its tokenizer."""
     port: int = PORT
     """Port of 127.0.0.1 that the page is served on; 0 takes a free one."""
     export: Path | None = None

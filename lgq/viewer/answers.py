@@ -6,7 +6,7 @@ import numpy as np
 
 from lgq.viewer.code_gallery import codes_of, colours_of
 from lgq.viewer.packets import pack
-from lgq.viewer.studio import Encoding, History, Model, quality_of, to_rgba
+from lgq.viewer.studio import DrawnStep, Encoding, History, Model, quality_of, to_rgba
 
 
 def encoding_packet(encoding: Encoding) -> bytes:
@@ -40,6 +40,16 @@ def history_packet(history: History) -> bytes:
     present = {"norms": history.norms, "planes": history.planes}
     arrays = {name: array for name, array in present.items() if array is not None}
     return pack({"steps": history.steps}, counts=history.counts, **arrays)
+
+
+def step_packet(drawn: DrawnStep) -> bytes:
+    """Return one step of a drawing."""
+    return pack(
+        {"step": drawn.step, "steps": drawn.steps},
+        tokens=drawn.tokens.numpy().astype(np.int32),
+        probabilities=drawn.probabilities.numpy().astype(np.float32),
+        pixels=to_rgba(drawn.image),
+    )
 
 
 def page_files() -> dict[str, str]:

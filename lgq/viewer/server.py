@@ -8,23 +8,28 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, get_args
 from urllib.parse import unquote
 
 import numpy as np
+import torch
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lgq.config import from_json
 from lgq.errors import LGQError
-from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet, page_files
+from lgq.models.sampling import Sampling
+from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet, page_files, step_packet
 from lgq.viewer.code_gallery import PlaneMethod
 from lgq.viewer.guard import Guard, Limits, Refusal
 from lgq.viewer.packets import pack
-from lgq.viewer.studio import NoSuchThing, Studio, to_rgba
+from lgq.viewer.studio import DrawnStep, NoSuchThing, Studio, to_rgba
 from lgq.weights import WeightsError
 
 UPLOADS = ("/api/pictures", "/api/token-file")
@@ -34,7 +39,7 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-_LONGEST_NAME = 120
+_LONGEST_NAME, _MOST_STEPS = 120, 256
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -55,6 +60,8 @@ def build_app(studio: Studio, *, port: int, limits: Limits | None = None) -> Gua
         Route("/api/plane", _answered(api.plane)),
         Route("/api/history", _answered(api.history)),
         Route("/api/code", _answered(api.code)),
+        Route("/api/square", _answered(api.square)),
+        Route("/api/generate", _answered(api.generate), methods=["POST"]),
         Route("/api/pictures", _answered(api.add_picture), methods=["POST"]),
         Route("/api/decode", _answered(api.decode), methods=["POST"]),
         Route("/api/token-file", _answered(api.read_tokens), methods=["POST"]),
@@ -193,6 +200,24 @@ class _Api:
         tokens = self._studio.tokens_of(model, asked.get("shape"), asked.get("tokens"))
         return Response(self._studio.token_file(model, tokens), media_type="application/json")
 
+    async def square(self, request: Request) -> Response:
+        picture = _number(request, "picture")
+        encoding = await run_in_threadpool(self._studio.square, picture)
+        return _packet(encoding_packet(encoding))
+
+    async def generate(self, request: Request) -> Response:
+        """Answer with one packet per step, each after its length, as soon as it is there."""
+        asked = await self._json(request)
+        label, seed = str(asked.get("label", 0)), _whole(asked, "seed")
+        known = ("steps", "order", "guidance", "temperature")
+        sampling = from_json(Sampling, {name: asked[name] for name in known if name in asked})
+        if sampling.steps > _MOST_STEPS or not 0 <= seed < 2**32:
+            raise LGQError(f"steps must be at most {_MOST_STEPS}, and the seed from 0 to {2**32 - 1}.")
+        mask = _mask(asked.get("mask"))
+        picture = None if mask is None else _whole(asked, "picture")
+        draw = partial(self._studio.draw, label, sampling, seed, picture=picture, mask=mask)
+        return StreamingResponse(_steps(draw), media_type="application/octet-stream")
+
     async def _json(self, request: Request) -> dict[str, Any]:
         data = await self._body(request, self._limits.body_bytes)
         try:
@@ -215,6 +240,57 @@ class _Api:
         except TimeoutError as error:
             raise Refusal(408, "the request did not arrive in time.") from error
         return bytes(data)
+
+
+class _Gone(Exception):  # noqa: N818 - nobody is to blame
+    """The browser does not wait for the rest."""
+
+
+async def _steps(draw: Callable[[Callable[[DrawnStep], None]], None]) -> AsyncIterator[bytes]:
+    """Yield the packets of a drawing, which runs in a thread; it ends where nobody listens any more."""
+    loop, queue, gone = asyncio.get_running_loop(), asyncio.Queue[bytes | None](), threading.Event()
+
+    def put(packet: bytes | None) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, packet)
+
+    def show(drawn: DrawnStep) -> None:
+        if gone.is_set():
+            raise _Gone
+        put(step_packet(drawn))
+
+    def run() -> None:
+        try:
+            draw(show)
+        except _Gone:
+            pass
+        except LGQError as error:
+            put(pack({"error": str(error)}))
+        except Exception:
+            _log.exception("a drawing failed")
+            put(pack({"error": "the server failed; its terminal says why."}))
+        finally:
+            put(None)
+
+    drawing = asyncio.ensure_future(run_in_threadpool(run))
+    try:
+        while (packet := await queue.get()) is not None:
+            yield len(packet).to_bytes(4, "little") + packet
+    finally:
+        gone.set()
+        await asyncio.shield(drawing)
+
+
+def _mask(rows: Any) -> torch.Tensor | None:
+    """Return a mask that a browser sent as rows of 0 and 1."""
+    if rows is None:
+        return None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
+        raise LGQError("the mask must be rows of 0 and 1.")
+    if len({len(row) for row in rows}) != 1 or not all(
+        type(x) is int and x in (0, 1) for row in rows for x in row
+    ):
+        raise LGQError("the mask must be rows of 0 and 1, all of one length.")
+    return torch.tensor(rows, dtype=torch.bool)
 
 
 def _packet(data: bytes) -> Response:

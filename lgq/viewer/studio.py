@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8, UInt32
-from PIL import Image
+from jaxtyping import Bool, Float, Float32, Int64, UInt8, UInt32
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
@@ -32,6 +32,7 @@ from lgq.data.transforms import cropped_to_multiple, to_tensor
 from lgq.errors import LGQError
 from lgq.maskgit import MaskGIT
 from lgq.metrics.reconstruction import psnr
+from lgq.models.sampling import Order, Sampling
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer
 from lgq.training.run_directory import count_codebooks, read_codebooks
@@ -123,6 +124,19 @@ class History(NamedTuple):
     """Places in the plane of the last codes; None where snapshots hold no codes."""
 
 
+class DrawnStep(NamedTuple):
+    """State of a drawing after a step."""
+
+    step: int
+    steps: int
+    tokens: Int64[Tensor, "h w stages"]
+    """-1 where a token is not decided yet."""
+    probabilities: Float32[Tensor, "h w stages"]
+    """Probability of each token that this step set; 0 elsewhere."""
+    image: Float[Tensor, "1 3 height width"]
+    """What the tokens decode to, with the most frequent code where they are undecided."""
+
+
 class Studio:
     """Models, pictures and a generator, with everything that the page asks of them.
 
@@ -133,6 +147,8 @@ class Studio:
         self, models: Sequence[Model], data: ImageDataset | None = None, generator: MaskGIT | None = None
     ):
         self.models, self.generator = list(models), generator
+        if generator is not None and not self.models:
+            self.models = [Model("the generator's tokenizer", generator.tokenizer)]
         for model in self.models:
             # Faster on most processors.
             model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -173,8 +189,10 @@ class Studio:
 
     def study(self) -> None:
         """Collect the codes of all models, one after the other; meant for a thread of its own."""
-        for model in self.models:
+        for number, model in enumerate(self.models):
             self.study_model(model)
+            for stage in range(len(model.galleries)):
+                self.plane(number, stage, "pca")  # so that the map is there when it is asked for
 
     def study_model(self, model: Model) -> None:
         """Collect the codes of a model over the data set."""
@@ -356,6 +374,74 @@ class Studio:
         with self.turn(), torch.no_grad():
             return float(network(encoding.original, encoding.reconstruction.float())[0])
 
+    # The generator
+
+    def square(self, picture: int) -> Encoding:
+        """Return the centre square of a picture as the generator's images are, with its tokens."""
+        generator, shown = self._generator(), self.picture(picture)
+        side = generator.image_size
+        pixels = ImageOps.fit(shown.read(), (side, side), Image.Resampling.BICUBIC)
+        return self.encode_pixels(generator.tokenizer, to_tensor(pixels)[None])
+
+    def draw(
+        self,
+        label: str,
+        sampling: Sampling,
+        seed: int,
+        on_step: Callable[[DrawnStep], None],
+        *,
+        picture: int | None = None,
+        mask: Bool[Tensor, "h w"] | None = None,
+    ) -> None:
+        """Draw an image of a class, or redraw the tokens of a picture where the mask is true.
+
+        on_step: is called after each step; an error that it raises ends the drawing.
+        """
+        generator = self._generator()
+        shape, masked = (1, *generator.token_shape), generator.transformer.mask_token
+
+        def show(step: int, steps: int, flat: Tensor, likely: Tensor) -> None:
+            tokens, undecided = flat.view(shape), flat.view(shape) == masked
+            # The decoder needs a code everywhere: undecided tokens take the most frequent one, and the page
+            # covers them.
+            some = int(flat[flat != masked].mode().values) if (flat != masked).any() else 0
+            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some))
+            shown = tokens.masked_fill(undecided, -1).reshape(*shape[1:3], -1)
+            probabilities = likely.view(shape).reshape(*shape[1:3], -1).float()
+            on_step(DrawnStep(step, steps, shown.cpu(), probabilities.cpu(), image))
+
+        (number,) = generator.class_numbers([label])
+        with self.turn():
+            if picture is None or mask is None:
+                generator.sample([number], sampling, seed=seed, on_step=show)
+                return
+            if mask.shape != shape[1:3]:
+                raise LGQError(f"the mask must have {shape[1]} x {shape[2]} places, got {tuple(mask.shape)}.")
+            if not mask.any():
+                raise LGQError("nothing is painted: paint over the tokens to redraw.")
+        tokens = self.square(picture).tokens
+        with self.turn():
+            generator.inpaint(tokens, mask[None], [number], sampling, seed=seed, on_step=show)
+
+    def _generator(self) -> MaskGIT:
+        if self.generator is None:
+            raise NoSuchThing("there is no generator here: start the page with `generator`.")
+        return self.generator
+
+    def _describe_generator(self) -> dict[str, Any] | None:
+        if self.generator is None:
+            return None
+        tokenizer, fingerprint = self.generator.tokenizer, self.generator.tokenizer.fingerprint()
+        same = [i for i, model in enumerate(self.models) if model.tokenizer.fingerprint() == fingerprint]
+        return {
+            "classes": list(self.generator.classes),
+            "size": self.generator.image_size,
+            "grid": list(self.generator.token_shape[:2]),
+            "codes": tokenizer.codebook_size,
+            "model": same[0] if same else None,
+            "orders": list(get_args(Order)),
+        }
+
     def describe(self) -> dict[str, Any]:
         """Return what the page needs to begin."""
         numbers = list(self.pictures)
@@ -364,7 +450,7 @@ class Studio:
             "pictures": [{"id": number, "name": self.pictures[number].name} for number in numbers],
             "sizes": list(SIZES),
             "umap": find_spec("umap") is not None,
-            "generator": None,
+            "generator": self._describe_generator(),
         }
 
 

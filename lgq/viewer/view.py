@@ -12,6 +12,7 @@ from lgq.data import ImageDataset, open_dataset
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import WeightsChoice
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.viewer.standalone import export_page
@@ -28,6 +29,7 @@ def view(
     runs: Sequence[str | Path | Tokenizer] = (),
     *,
     data: ImageDataset | str | Path | None = None,
+    generator: MaskGIT | str | Path | None = None,
     port: int = PORT,
     export: str | Path | None = None,
     weights: WeightsChoice = "best",
@@ -39,6 +41,8 @@ def view(
 
     runs: tokenizers, or what `load_tokenizer` takes; by default the one that comes with lgq.
     data: images to begin with, and to study codes on; None for the embedded photographs.
+    generator: a generator, or what `load_generator` takes, to draw and redraw pictures with. Without `runs`,
+        the page shows its tokenizer.
     port: port to listen on; 0 takes a free one.
     export: write the page as this one HTML file instead, in which everything works but editing.
     weights: of a run, those of the best validation or those of the last checkpoint.
@@ -46,7 +50,7 @@ def view(
     on_start: called with the address of the page, or the path of the file, as soon as it can be opened.
     """
     if export is not None:
-        studio = open_studio(runs, data=data, weights=weights, device=device)
+        studio = open_studio(runs, data=data, generator=generator, weights=weights, device=device)
         export_page(studio, export, on_progress=on_progress)
         on_start(str(export))
         return
@@ -60,7 +64,7 @@ def view(
         ) from error
     with _listen(port) as listener:
         port = listener.getsockname()[1]
-        studio = open_studio(runs, data=data, weights=weights, device=device)
+        studio = open_studio(runs, data=data, generator=generator, weights=weights, device=device)
         settings = uvicorn.Config(
             build_app(studio, port=port),
             log_level="warning",
@@ -78,19 +82,22 @@ def open_studio(
     runs: Sequence[str | Path | Tokenizer] = (),
     *,
     data: ImageDataset | str | Path | None = None,
+    generator: MaskGIT | str | Path | None = None,
     weights: WeightsChoice = "best",
     device: str = "cpu",
 ) -> Studio:
     """Load what the page shows; the arguments are those of `view`."""
     place = resolve_device(device)
     models = []
-    for run in runs or (SHIPPED,):
+    drawing = None if generator is None else load_generator(generator, weights, device=place)
+    for run in runs or (() if drawing else (SHIPPED,)):
         if isinstance(run, Tokenizer):
             models.append(Model(str(run.settings["quantizer"]), run.to(place)))
         else:
             directory = Path(run) if Path(run).is_dir() else None
             models.append(Model(_name(run), load_tokenizer(run, weights, device=place), directory))
-    return Studio(models, None if data in (None, "sample") else open_dataset(data))  # type: ignore[arg-type]
+    pictures = None if data is None or data == "sample" else open_dataset(data)
+    return Studio(models, pictures, drawing)
 
 
 def _name(run: str | Path) -> str:

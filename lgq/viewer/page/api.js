@@ -103,6 +103,29 @@ export async function postPacket(path, body, signal) {
   return unpack(await answer.arrayBuffer());
 }
 
+/** Call `take` with each packet of an answer as it arrives. */
+export async function postSteps(path, body, take, signal) {
+  const answer = await ask(path, { method: "POST", body: JSON.stringify(body), signal });
+  const reader = answer.body.getReader();
+  let rest = new Uint8Array(0);
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const joined = new Uint8Array(rest.length + value.length);
+    joined.set(rest);
+    joined.set(value, rest.length);
+    rest = joined;
+    while (rest.length >= 4) {
+      const length = new DataView(rest.buffer, rest.byteOffset).getUint32(0, true);
+      if (rest.length < 4 + length) break;
+      const packet = unpack(rest.slice(4, 4 + length).buffer);
+      rest = rest.slice(4 + length);
+      if (packet.meta.error) throw new Problem(packet.meta.error[0].toUpperCase() + packet.meta.error.slice(1));
+      take(packet);
+    }
+  }
+}
+
 export async function postFile(path, file, headers = {}) {
   return ask(path, { method: "POST", body: file, headers });
 }

@@ -10,6 +10,8 @@ class App extends EventTarget {
   picture = 0;
   size = 256;
   encoding = null;
+  edited = null; // tokens of the Edit pane, while it is open
+  edits = 0; // so far, on all pictures
   codebook = null;
   cell = null; // token under the cursor
   kept = null; // token that was clicked
@@ -18,6 +20,9 @@ class App extends EventTarget {
 
   get about() { return this.state.models[this.model]; }
 
+  /** Tokens that the open pane shows. */
+  get tokens() { return this.edited ?? this.encoding?.tokens; }
+
   emit(name) { this.dispatchEvent(new Event(name)); }
 
   on(names, listener) {
@@ -25,7 +30,7 @@ class App extends EventTarget {
   }
 
   /** Code of a token of the picture that is shown, in the chosen stage. */
-  codeAt(cell, tokens = this.encoding?.tokens) {
+  codeAt(cell, tokens = this.tokens) {
     const { columns, stages } = this.encoding;
     return tokens[(cell.row * columns + cell.column) * stages + this.stage];
   }

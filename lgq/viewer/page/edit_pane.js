@@ -199,6 +199,7 @@ export function editPane(section) {
 
   async function decode(began) {
     const state = edit;
+    app.edits += 1;
     refresh();
     state.wanted = began;
     if (state.busy) return;
@@ -302,7 +303,10 @@ export function editPane(section) {
     redoButton.disabled = !edit.undone.length;
     pasteButton.disabled = !clipboard;
     swapButton.disabled = !clipboard || clipboard.from !== edit;
-    views.forEach((view) => view.draw());
+    if (!section.hidden) {
+      app.edited = edit.tokens;
+      app.emit("look"); // which draws
+    }
   }
 
   function chosen(context, view) {

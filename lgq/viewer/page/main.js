@@ -6,11 +6,12 @@ import { codebookPane } from "./codebook_pane.js";
 import { comparePane } from "./compare_pane.js";
 import { editPane } from "./edit_pane.js";
 import { make, number } from "./elements.js";
+import { generatePane } from "./generate_pane.js";
 import { imagePane } from "./image_pane.js";
 import { tokenPanel } from "./token_panel.js";
 
 const byId = (id) => document.getElementById(id);
-const MAKERS = { image: imagePane, edit: editPane, codebook: codebookPane, compare: comparePane };
+const MAKERS = { image: imagePane, edit: editPane, codebook: codebookPane, compare: comparePane, generate: generatePane };
 const panes = {};
 let current = "image";
 
@@ -23,7 +24,9 @@ function openPane(name, { focus = false } = {}) {
     if (chosen && focus) tab.focus();
     byId(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
+  app.edited = null;
   panes[name]?.show?.();
+  app.emit("look");
   history.replaceState(null, "", `#${name}`);
 }
 
@@ -119,7 +122,6 @@ function prepareChoices() {
 }
 
 async function begin() {
-  prepareTabs();
   try {
     app.state = await getJson("/api/state");
   } catch (error) {
@@ -129,14 +131,18 @@ async function begin() {
   }
   document.title = `${app.state.models.map(({ name }) => name).join(", ")} · lgq view`;
   app.size = app.state.sizes.includes(256) ? 256 : app.state.sizes[0];
-  for (const [name, makePane] of Object.entries(MAKERS)) panes[name] = makePane(byId(name));
+  for (const [name, makePane] of Object.entries(MAKERS)) {
+    panes[name] = makePane(byId(name));
+    if (!panes[name]) byId(`tab-${name}`).remove();
+  }
+  prepareTabs();
   const showToken = tokenPanel(byId("token"), (code) => (panes[current].take ? panes[current].take(code) : app.mark([code])));
   prepareChoices();
   if (isSaved) for (const id of ["open-label", "open-hint"]) byId(id).hidden = true;
   else prepareFiles();
   app.state.pictures.forEach(addPicture);
   const asked = location.hash.slice(1);
-  openPane(asked in MAKERS ? asked : "image");
+  openPane(panes[asked] ? asked : "image");
   app.loadCodebook();
   if (app.state.pictures.length) await choosePicture(app.state.pictures[0].id);
   showToken();

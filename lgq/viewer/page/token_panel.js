@@ -24,7 +24,7 @@ export function tokenPanel(panel, onNearest) {
     const cell = app.cell ?? app.kept;
     const code = cell && app.encoding ? app.codeAt(cell) : app.codes.size === 1 ? [...app.codes][0] : null;
     const place = cell && app.encoding ? `${cell.row}:${cell.column}` : "";
-    const key = `${app.model}/${app.stage}/${code}/${place}/${Boolean(app.codebook)}/${app.codes.size}`;
+    const key = `${app.model}/${app.stage}/${code}/${place}/${Boolean(app.codebook)}/${app.codes.size}/${app.edited ? app.edits : ""}`;
     if (key === shown) return;
     shown = key;
     if (code === null) return showNothing();
@@ -40,7 +40,7 @@ export function tokenPanel(panel, onNearest) {
   }
 
   function countHere(code) {
-    const { tokens, stages } = app.encoding;
+    const { tokens, encoding: { stages } } = app;
     let count = 0;
     for (let i = app.stage; i < tokens.length; i += stages) count += tokens[i] === code;
     return count;
