@@ -91,6 +91,7 @@ COMMANDS = {
         True,
         plugins=False,
     ),
+    "view": Entry("view", "View", "look at a tokenizer and edit tokens, on a page in the browser"),
     "shard": Entry("images", "Shard", "write images into WebDataset shards", True, plugins=False),
     "train": Entry("train", "Train", "train a tokenizer", True),
     "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
