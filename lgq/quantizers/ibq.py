@@ -29,8 +29,6 @@ class IBQ(Quantizer):
     """
 
     label = "IBQ"
-    # As published, the pull between vectors and codes outweighs l1 without LPIPS: one code is left.
-    scale_defaults = {"pocket": {"init_std": 0.125, "entropy_weight": 0.5}}  # noqa: RUF012
     score = "dot"
     dense_matrices = 11
     good_scale = (0.0, 3.0)  # the products of larger latents with codes of deviation 1 saturate the softmax
