@@ -16,6 +16,7 @@ from .inference.reconstruct import reconstruct as reconstruct
 from .inference.sample import sample as sample
 from .maskgit import MaskGIT as MaskGIT
 from .maskgit import load_generator as load_generator
+from .metrics.code_usage import CodeUsage as CodeUsage
 from .models.sampling import Sampling as Sampling
 from .quantizers import FSQ as FSQ
 from .quantizers import IBQ as IBQ

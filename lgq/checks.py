@@ -54,7 +54,13 @@ def require_known(kind: str, name: str, known: Collection[str]) -> None:
         raise LGQError(f"unknown {kind} {name!r}: {hint}")
 
 
+def require_tensor(kind: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise LGQError(f"{kind} must be a tensor, got {type(value).__name__}: convert by torch.as_tensor.")
+
+
 def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
+    require_tensor("latents", z)
     fits = channel_dim in range(-z.ndim, z.ndim) and (is_jit_traced() or z.shape[channel_dim] == dim)
     if not fits:
         raise LGQError(
@@ -110,6 +116,7 @@ def require_finite(z: Tensor) -> None:
 
 def require_indices(indices: Tensor, codebook_size: int, *, lowest: int = 0) -> Tensor:
     """Return indices of any integer dtype as int64, after checking their range."""
+    require_tensor("indices", indices)
     if indices.is_floating_point() or indices.dtype == torch.bool:
         raise LGQError(f"indices must be integers, got {indices.dtype}: convert them with .long().")
     indices = indices.long()

@@ -76,9 +76,9 @@ class TrainingProgress:
 
 @contextmanager
 def training_progress(
-    steps: int, step: int, images_per_step: int, *, line_every: int, hidden: bool
+    steps: int, step: int, images_per_step: int, *, is_due: Callable[[int], bool], hidden: bool
 ) -> Iterator[TrainingProgress]:
-    """Show a bar on the error output, or a line every `line_every` steps if it is no terminal.
+    """Show a bar on the error output, or a line after each step that `is_due` if it is no terminal.
 
     The run is at `step` of `steps`.
     """
@@ -90,7 +90,7 @@ def training_progress(
     console = Console(stderr=True)
 
     def print_due_line(step: int, values: str, seconds_left: float) -> None:
-        if not hidden and (step % line_every == 0 or step == steps):
+        if not hidden and is_due(step):
             print_line(f"step {step:,}/{steps:,}  {values}  {duration(seconds_left)} left")
 
     if hidden or not console.is_terminal:

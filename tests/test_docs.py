@@ -142,7 +142,7 @@ def run(command: str) -> None:
         assert (ROOT / arguments[0]).is_file()
     elif program == "torchrun":
         # Its processes are tested elsewhere; here, that the command behind it is one.
-        run(shlex.join(["lgq", *arguments[arguments.index("lgq.cli") + 1 :], "--dry-run"]))
+        run(shlex.join(["lgq", *arguments[arguments.index("lgq") + 1 :], "--dry-run"]))
     elif program != "lgq":
         pytest.fail(f"no way to run {command!r} is known: teach this test")
     elif arguments[0] not in TESTED_ELSEWHERE:
@@ -180,7 +180,7 @@ WARNED = "trap 'exit 75' USR1; for i in {1..100}; do kill -USR1 $PPID; sleep 0.1
 def test_the_slurm_job_queues_itself_again_until_the_command_is_done(tmp_path, command, process, code):
     done, calls = run_slurm_job(tmp_path, command, process)
     assert done.returncode == (0 if code == "requeued" else code)
-    assert f"python 3/8 local 1: -m lgq.cli {command} imagenet256-lgq --data a b.tar --out run" in calls
+    assert f"python 3/8 local 1: -m lgq {command} imagenet256-lgq --data a b.tar --out run" in calls
     assert ("scontrol requeue 77" in calls) == (code == "requeued")
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from lgq.progress import ProgressLines, duration, training_progress
+from lgq.training.settings import LoopSettings
 
 LINE = r"step 1,500/10,000  loss 0\.2134  21\.33 dB  93\.2% used  [\d,.]+ images/s  [\d hmins]+ left"
 
@@ -20,7 +21,7 @@ def test_a_training_shows_loss_psnr_use_and_rate_on_a_terminal_and_elsewhere(ter
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "200")
-    with training_progress(10, 0, 4, line_every=1, hidden=False) as shown:
+    with training_progress(10, 0, 4, is_due=lambda _: True, hidden=False) as shown:
         shown.note({"loss": 0.5, "psnr": 20.0, "utilization": 0.9, "gradient": 1.0})
         shown.advance(1)
     out, err = capfd.readouterr()
@@ -30,7 +31,8 @@ def test_a_training_shows_loss_psnr_use_and_rate_on_a_terminal_and_elsewhere(ter
 
 
 def test_without_a_terminal_there_is_one_line_per_interval_and_one_for_the_last_step(capfd):
-    with training_progress(10_000, 0, 4, line_every=50, hidden=False) as shown:
+    is_due = LoopSettings(steps=10_000, log_every=1_500).logs
+    with training_progress(10_000, 0, 4, is_due=is_due, hidden=False) as shown:
         shown.note({"loss": 0.21344, "psnr": 21.333, "utilization": 0.932})
         for step in (1_499, 1_500, 1_501, 9_999, 10_000):
             shown.advance(step)
@@ -41,14 +43,14 @@ def test_without_a_terminal_there_is_one_line_per_interval_and_one_for_the_last_
 
 
 def test_a_generator_shows_its_nll(capfd):
-    with training_progress(4, 0, 4, line_every=2, hidden=False) as shown:
+    with training_progress(4, 0, 4, is_due=lambda step: step % 2 == 0, hidden=False) as shown:
         shown.note({"nll": 5.4321})
         shown.advance(2)
     assert "NLL 5.432" in capfd.readouterr().err
 
 
 def test_a_process_that_is_not_the_first_shows_nothing(capfd):
-    with training_progress(4, 0, 4, line_every=1, hidden=True) as shown:
+    with training_progress(4, 0, 4, is_due=lambda _: True, hidden=True) as shown:
         shown.advance(1)
     assert capfd.readouterr() == ("", "")
 

@@ -31,7 +31,9 @@ class CodeUsage:
         return cls(torch.zeros(codebook_size, dtype=torch.int64))
 
     def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
-        indices = require_indices(indices, len(self.counts))
+        """Count the codes of a batch; -1 stands for no code, as where `Residual` drops a stage."""
+        indices = require_indices(indices, len(self.counts), lowest=-1)
+        indices = indices[indices >= 0]
         self.counts += torch.bincount(indices.flatten().cpu(), minlength=len(self.counts))
 
     def over_ranks(self) -> "CodeUsage":

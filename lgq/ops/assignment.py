@@ -63,7 +63,8 @@ def soft_assignment(
     codebook_gradient: codes that the gradient of the returned codes reaches directly: every code in
         proportion to p (`soft`), the chosen code alone (`hard`), or `both`. The gradient through the
         scores is the same in each case.
-    tile: number of vectors per tile; changes memory and speed, and results only by rounding.
+    tile: number of vectors per tile of the backward pass, half of those of the forward pass; changes memory
+        and speed, and results only by rounding.
     """
     check_score_inputs(z, codes, score)
     if codebook_gradient not in get_args(CodebookGradient):
@@ -100,12 +101,14 @@ def assign_in_tiles(
         scores = Scores(z, codes, score, score_centre(z, codes))
         scale = _LOG2_E / tau.to(usage.dtype)
         lowest = _LOG2_E * min_log_weight(usage.dtype)
-        for tile, (s,) in scores.tiles(rows, depth=1):
-            # The best before the division by tau, which may round two scores to one value: `nearest_codes`
-            # compares them undivided too.
-            peak[tile], indices[tile] = blockwise_argmax(scores.write(s, tile))
+        for tile, (s,) in scores.tiles(2 * rows, depth=1):  # as much memory as the backward pass takes
+            scores.write(s, tile)
             for block in _blocks_in_cache(tile, z.device, k):
-                w = s[block.start - tile.start : block.stop - tile.start, :k]
+                w = s[block.start - tile.start : block.stop - tile.start]
+                # The best before the division by tau, which may round two scores to one value:
+                # `nearest_codes` compares them undivided too.
+                peak[block], indices[block] = blockwise_argmax(w)
+                w = w[:, :k]
                 e = torch.exp2(w.sub_(peak[block, None]).mul_(scale).clamp_(min=lowest))
                 total = e.sum(1)
                 purity[block] = (torch.linalg.vector_norm(e, dim=1) / total).square()

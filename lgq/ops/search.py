@@ -107,7 +107,8 @@ class Scores:
         Only their first columns, one per code, are for writing: the others stay at -inf.
         """
         n, width = len(self.inputs), _width(len(self.codes))
-        workspace = self.inputs.new_full((depth * min(rows, n) * width,), -torch.inf)
+        workspace = self.inputs.new_empty(depth * min(rows, n) * width)
+        workspace.view(-1, width)[:, len(self.codes) :] = -torch.inf
         for start in range(0, n, rows):
             stop = min(start + rows, n)
             yield slice(start, stop), workspace[: depth * (stop - start) * width].view(depth, -1, width)

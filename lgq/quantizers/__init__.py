@@ -75,6 +75,10 @@ QUANTIZERS = Registry(lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, si
 
 def register(name: str, quantizer: type[Quantizer]) -> None:
     """Add a quantizer class to `QUANTIZERS`: with the name `mine`, `pocket-mine` is a run."""
+    if not (isinstance(quantizer, type) and issubclass(quantizer, Quantizer)):
+        raise LGQError(
+            f"quantizer {name!r} must be a subclass of lgq.quantizers.Quantizer, got {quantizer!r}."
+        )
     _require_plain_constructor(name, quantizer)
     if not getattr(quantizer, "label", ""):
         raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")

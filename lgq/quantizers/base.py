@@ -101,8 +101,8 @@ class Quantizer(nn.Module, ABC):
 
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
-        if not 0 <= progress <= 1:
-            raise LGQError(f"progress runs from 0 to 1, got {progress}: pass step / total_steps.")
+        if not isinstance(progress, int | float | Tensor) or not 0 <= progress <= 1:
+            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / total_steps.")
 
     def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
         vectors, tokens = self._to_vectors(z)
@@ -225,5 +225,6 @@ class Projection(nn.Module):
         return f"{inputs}, {outputs}, bias={self.bias is not None}"
 
     def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        bias = None if self.bias is None else at_least_float32(self.bias)
-        return F.linear(at_least_float32(x), at_least_float32(self.weight), bias)
+        dtype = torch.promote_types(at_least_float32(x).dtype, self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(x.to(dtype), self.weight.to(dtype), bias)

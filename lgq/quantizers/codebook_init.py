@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lgq.checks import require_tensor
 from lgq.distributed import broadcast_from_first, rank
+from lgq.errors import LGQError
 from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantizer
 
@@ -17,6 +19,8 @@ _JITTER = 0.01
 class DataInitQuantizer(Quantizer):
     """A quantizer with a codebook that can be initialized from the first training batch."""
 
+    init: str
+    """How the codes start: `normal`, or by a name that `data_init_codes` knows."""
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
 
@@ -24,13 +28,26 @@ class DataInitQuantizer(Quantizer):
         """Return the initial codes for a first batch `z`."""
         raise NotImplementedError
 
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
-        """Set the codes, and all running statistics as if training began with them."""
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
+        """Copy codes into the codebook, and set all running statistics as if training began with them."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+        """Begin training with these codes, whatever `init` says."""
+        require_tensor("codes", codes)
+        if codes.shape != (self.codebook_size, self.dim):
+            raise LGQError(
+                f"the codes must have shape {(self.codebook_size, self.dim)}, got {tuple(codes.shape)}: "
+                "one row per code."
+            )
+        self.write_codes(codes)
+        self.needs_data_init = False
 
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self.set_codebook(normal_codes(self.codebook_size, self.dim, seed=seed))
+        self.needs_data_init = self.init != "normal"
 
     @torch.no_grad()
     def init_from_data(self, z: Float[Tensor, "n c"]) -> None:
@@ -43,7 +60,6 @@ class DataInitQuantizer(Quantizer):
             return
         codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.dim)
         self.set_codebook(broadcast_from_first(codes))
-        self.needs_data_init = False
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.needs_data_init, device="cpu")

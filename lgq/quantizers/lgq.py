@@ -150,6 +150,5 @@ class LGQ(DataInitQuantizer):
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         return latent_codes(z, self.codebook_size, seed=self.seed)
 
-    @torch.no_grad()
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from lgq.checks import is_jit_traced, require_between, require_indices
+from lgq.checks import is_jit_traced, require_between, require_indices, require_tensor
 from lgq.errors import LGQError
 from lgq.ops.numerics import outside_autocast
 from lgq.quantizers.base import Quantizer
@@ -90,6 +90,7 @@ class Residual(Quantizer):
 
     def decode(self, indices: Integer[Tensor, "*tokens s"]) -> Float[Tensor, "*shape"]:
         """Sum the codes of the stages; indices of only the first stages give a coarser result."""
+        require_tensor("indices", indices)
         fits = indices.ndim > 0 and (is_jit_traced() or 1 <= indices.shape[-1] <= len(self.stages))
         if not fits:
             raise LGQError(

@@ -16,7 +16,7 @@ from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.ops.gradients import rotate_to, straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import nearest_codes, squared_distances
-from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, latent_codes, normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, kmeans_codes, latent_codes
 from lgq.quantizers.quantized import Quantized
 
 Gradient = Literal["straight_through", "rotation"]
@@ -70,13 +70,13 @@ class VQ(DataInitQuantizer):
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.restart_below = restart_below
-        self.init, self.needs_data_init = init, init != "normal"
+        self.init = init
         if init == "normal":
             self.good_scale = (0.3, 3.0)
         for name in ("codebook", "sums"):
             self.register_buffer(name, torch.empty(codebook_size, dim))
         self.register_buffer("counts", torch.empty(codebook_size))
-        self.set_codebook(normal_codes(codebook_size, dim, seed=self.seed))
+        self.reset_parameters(self.seed)
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         # Codes from the operator, not by indexing: torch.compile would index again in the backward pass,
@@ -143,7 +143,7 @@ class VQ(DataInitQuantizer):
         start = kmeans_codes if self.init == "kmeans" else latent_codes
         return start(z, self.codebook_size, seed=self.seed)
 
-    def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)
         self.sums.copy_(codes)
         self.counts.fill_(1.0)

@@ -231,12 +231,12 @@ class _Loop:
             self._warn(journal, self.watch.at_start())
         reason = self._reason_to_stop(interrupted=False)
         with training_progress(
-            settings.steps, self.step, pace, line_every=settings.log_every, hidden=rank() > 0
+            settings.steps, self.step, pace, is_due=settings.logs, hidden=rank() > 0
         ) as bar:
             while reason is None:
                 terms = self._train_step()
                 self.step += 1
-                if self.step % settings.log_every == 0:
+                if settings.logs(self.step):
                     values = _mean_over_ranks(terms)
                     bar.note(values)
                     self._record(journal, "train", values)

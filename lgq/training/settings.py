@@ -75,7 +75,8 @@ class LoopSettings:
     epochs: float | None = None
     """End the run after this many epochs if they take fewer than `steps` steps; None sets no limit."""
     log_every: int = 50
-    """Steps between two training records in metrics.jsonl, and two lines where there is no terminal."""
+    """Steps between two training records in metrics.jsonl, and two lines where there is no terminal; the last
+    step is always logged."""
     validate_every: int = 1_000
     """Steps between two validations; the last step is always validated."""
     checkpoint_every: int = 1_000
@@ -96,6 +97,10 @@ class LoopSettings:
             require_at_least(1, patience=self.patience)
         limits = {"epochs": self.epochs, "minutes": self.minutes}
         require_above_zero(**{name: limit for name, limit in limits.items() if limit is not None})
+
+    def logs(self, step: int) -> bool:
+        """Tell whether the run logs after this many steps."""
+        return step % self.log_every == 0 or step == self.steps
 
     def for_data(self, images: int, images_per_step: int) -> "LoopSettings":
         """Return these settings with `steps` lowered to those of `epochs` over the data, rounded up."""

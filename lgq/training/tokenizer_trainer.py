@@ -175,7 +175,7 @@ class TokenizerTrainer(Trainer):
             loss = self._objective.tokenizer_loss(images, reconstruction, quantized.loss, step=step)
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
-        if (step + 1) % self.run.loop.log_every == 0:
+        if self.run.loop.logs(step + 1):
             sizes = self.tokenizer.codebook_size, self.tokenizer.stages
             terms |= _per_stage(BATCH_UTILIZATION, batch_utilization(quantized.indices, *sizes))
         terms |= loss.terms | {"loss": loss.total.detach()}

@@ -17,7 +17,7 @@ UTILIZATION, BATCH_UTILIZATION = "utilization", "batch_utilization"
 """Values that tell the use of codes at a validation and in a training batch; stage i of several adds /i."""
 
 _MEASURES = {"validation": UTILIZATION, "train": BATCH_UTILIZATION}
-_FEW, _FALL = 0.05, 0.5
+_FEW, _FALL, _MOST = 0.05, 0.5, 0.5
 _FIRST_STEPS = (100, 1_000)  # nothing is judged before a tenth of the run, within these bounds
 _WINDOW = 10  # training records: batches differ, while validations see the same images
 _REMEDIES = {
@@ -127,6 +127,10 @@ class CodeUse:
         if share < _FALL * best:
             fall = f"fewer and fewer codes are used: {seen}, after {best:.0%} at best"
             return Finding(f"falling_use{slash}{stage}", f"{fall}; {self._way_out(step)}")
+        if share < _MOST and metric == UTILIZATION and step == self._run.loop.steps:
+            short = f"a run that is too short (raise `steps`, now {step:,})"
+            unused = f"most codes are still unused at the end: {seen}"
+            return Finding(f"unused_codes{slash}{stage}", f"{unused}; {self._way_out(step, short)}")
         return None
 
     def _describe(self, metric: str, share: float) -> str:
@@ -135,16 +139,16 @@ class CodeUse:
         limit = "" if reachable == codes else " that so few tokens can reach"
         return f"{who} {share * reachable:,.0f} of {reachable:,} codes{limit} ({share:.1%})"
 
-    def _way_out(self, step: int) -> str:
-        """Return the likely causes after so many steps, each with the option to turn."""
-        run = self._run
-        causes = [f"a learning rate that is too high (lower `learning_rate`, now {run.learning_rate:g})"]
+    def _way_out(self, step: int, *causes: str) -> str:
+        """Return these and other likely causes after so many steps, each with the option to turn."""
+        run, likely = self._run, list(causes)
+        likely.append(f"a learning rate that is too high (lower `learning_rate`, now {run.learning_rate:g})")
         if run.loss.gan and step > run.loss.discriminator_start:
-            causes.append(f"a GAN term that is too strong (lower `loss.gan`, now {run.loss.gan:g})")
+            likely.append(f"a GAN term that is too strong (lower `loss.gan`, now {run.loss.gan:g})")
         if remedies := quantizer_remedies(self._options):
-            causes.append(f"a quantizer that spreads its codes too little (`quantizer_options`: {remedies})")
-        causes.append(f"more codes than the data need (lower `codebook_size`, now {run.codebook_size:,})")
-        return f"likely causes: {', '.join(causes[:-1])}, or {causes[-1]}."
+            likely.append(f"a quantizer that spreads its codes too little (`quantizer_options`: {remedies})")
+        likely.append(f"more codes than the data need (lower `codebook_size`, now {run.codebook_size:,})")
+        return f"likely causes: {', '.join(likely[:-1])}, or {likely[-1]}."
 
 
 def quantizer_remedies(options: Mapping[str, Any]) -> str:

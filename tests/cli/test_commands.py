@@ -90,7 +90,7 @@ def test_every_named_run_can_be_planned(capsys, name, tmp_path):
 
 
 def test_a_run_stopped_by_a_signal_ends_in_code_75_and_the_rest_follows(tmp_path):
-    command = [sys.executable, "-m", "lgq.cli", "train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
+    command = [sys.executable, "-m", "lgq", "train", "pocket-lgq", "--data", "sample", *TINY_TOKENIZER]
     command += ["--out", str(tmp_path / "run"), "--steps", "1000000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "run" / "metrics.jsonl").exists() and process.poll() is None:

@@ -183,7 +183,7 @@ def test_ctrl_c_says_whether_the_command_continues(monkeypatch, capsys, tmp_path
 
 
 def test_an_output_that_is_closed_early_is_no_error(tmp_path):
-    command = f"{sys.executable} -m lgq.cli weights status | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m lgq weights status | true; exit ${{PIPESTATUS[0]}}"
     environment = os.environ | {"LGQ_CACHE": str(tmp_path)}
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

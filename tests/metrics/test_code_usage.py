@@ -51,7 +51,7 @@ def test_no_tokens_give_zeros_not_nan_and_no_norms_that_do_not_exist():
     assert set(CodeUsage.empty(2).norm_summary(torch.eye(2))) == {"dead_norm_min", "dead_norm_max"}
     live = CodeUsage(torch.tensor([1, 2])).norm_summary(torch.ones(2, 3))
     assert set(live) == {"live_norm_min", "live_norm_max"}
-    with pytest.raises(ValueError, match=r"index 10 is outside 0\.\.9"):
+    with pytest.raises(ValueError, match=r"index 10 is outside -1\.\.9"):
         usage_of([10])
 
 
@@ -93,3 +93,8 @@ def test_bars_show_the_frequencies_of_codes_in_falling_order():
     stages = usage_bars([CodeUsage(torch.tensor([1, 1]))] * 3, width=4, height=8)
     assert stages.shape == (3, 3 * 8, 4)
     assert usage_bars([CodeUsage(torch.zeros(5, dtype=torch.int64))]).isfinite().all(), "no tokens at all"
+
+
+def test_stages_that_were_dropped_are_not_counted():
+    usage = usage_of([3, -1, 3, -1])
+    assert (usage.tokens, usage.counts[3]) == (2, 2)

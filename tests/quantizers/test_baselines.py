@@ -254,6 +254,19 @@ def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
     return np.random.default_rng(seed).permutation(z.reshape(-1, 2)), z.mean(1)
 
 
+@pytest.mark.parametrize("build", [VQ, LGQ])
+@pytest.mark.usefixtures("without_shape_checks")
+def test_given_codes_replace_a_start_from_data(build):
+    q, codes = build(2, 4, init="data"), torch.arange(8.0).view(4, 2)
+    with pytest.raises(LGQError, match=r"codes must have shape \(4, 2\), got \(2, 4\)"):
+        q.set_codebook(codes.T)
+    q.set_codebook(codes)
+    assert not q.needs_data_init
+    assert torch.equal(q.codebook, codes)
+    q.reset_parameters(seed=0)
+    assert q.needs_data_init
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("clusters", [2, 4, 6])
 def test_kmeans_init_finds_the_centres_of_separated_clusters(clusters, seed):

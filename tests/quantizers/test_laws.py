@@ -136,6 +136,13 @@ def test_half_precision_latents_choose_what_float32_of_their_values_does(build, 
     assert torch.equal(build()(half).indices, build()(half.float()).indices)
 
 
+def test_double_precision_latents_meet_single_precision_weights(build):
+    z = latents(dtype=torch.float64).requires_grad_()
+    out = build()(z)
+    (out.quantized.sum() + out.loss).backward()
+    assert out.quantized.dtype == z.grad.dtype == torch.float64
+
+
 def test_autocast_changes_no_index_and_no_gradient(build):
     z = latents(200, DIM).requires_grad_()
     results = []
@@ -263,9 +270,10 @@ def test_one_compilation_serves_batches_of_any_size(build):
     assert graphs.frame_count <= 2
 
 
-@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan"), "half"])
 def test_progress_outside_0_to_1_raises_an_error(build, progress):
-    with pytest.raises(ValueError, match=f"progress runs from 0 to 1, got {progress}"):
+    with pytest.raises(ValueError, match=f"progress runs from 0 to 1, got {progress!r}"):
         build().anneal(progress)
 
 
@@ -276,6 +284,8 @@ def test_bad_latents_raise_an_error(build):
         quantizer(torch.randn(4, 5))
     with pytest.raises(ValueError, match=r"floating point, got torch\.int64"):
         quantizer(torch.zeros(4, DIM, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"latents must be a tensor, got ndarray: .*torch.as_tensor"):
+        quantizer(torch.randn(4, DIM).numpy())
     for bad in (float("nan"), float("inf")):
         z = latents(7, DIM)
         z[2, 1] = bad
@@ -296,8 +306,11 @@ def test_bad_indices_raise_an_error(build):
             quantizer.decode(bad)
     with pytest.raises(ValueError, match=r"indices must be integers, got torch.float32"):
         quantizer.decode(good.float())
+    with pytest.raises(ValueError, match=r"indices must be a tensor, got list: .*torch.as_tensor"):
+        quantizer.decode([1, 2])
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_the_registry_has_seven_quantizers_and_takes_more(monkeypatch):
     assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq"]
     monkeypatch.setattr("lgq.quantizers.QUANTIZERS", dict(QUANTIZERS))
@@ -307,6 +320,8 @@ def test_the_registry_has_seven_quantizers_and_takes_more(monkeypatch):
         register("lgq", FSQ)
     with pytest.raises(LGQError, match=r"'bare' has no label: set Bare.label"):
         register("bare", type("Bare", (FSQ,), {"label": ""}))
+    with pytest.raises(LGQError, match=r"'made' must be a subclass of lgq.quantizers.Quantizer, got FSQ\("):
+        register("made", FSQ(DIM, 32))
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)

@@ -90,6 +90,15 @@ def test_use_below_five_per_cent_and_a_fall_by_half_are_found_each_once(shares, 
     assert causes(watch(), *validations(*shares)) == expected
 
 
+def test_a_run_that_ends_with_most_codes_unused_says_so_and_names_its_length():
+    last = POCKET.loop.steps
+    assert causes(watch(), (last - 500, "validation", {"utilization": 0.4})) == []
+    assert causes(watch(), (last, "validation", {"utilization": 0.51})) == []
+    (finding,) = watch().look(last, "validation", {"utilization": 0.4})
+    assert finding.cause == "unused_codes"
+    assert f"raise `steps`, now {last:,}" in finding.message
+
+
 def test_use_counts_among_the_codes_that_so_few_tokens_can_reach():
     few_tokens = watch(images=1)  # 64 tokens of 1,024 codes: 6% of the codes at most
     assert causes(few_tokens, *validations(60 / 1_024, 32 / 1_024)) == []
