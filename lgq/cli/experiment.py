@@ -22,7 +22,7 @@ class Experiment(Computes):
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Experiment: autoencoder, comparison, codebook-size, logits, geometry, generation, regularizers,
-    temperature, cost, scaling, variants or cold."""
+    temperature, cost, scaling, search, gaussian, latents, variants or cold."""
     scale: Literal["smoke", "pocket", "imagenet256"]
     """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
     data: str

@@ -24,6 +24,7 @@ from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.tasks import (
     AutoencoderTask,
     CostTask,
+    GaussianTask,
     GeneratorTask,
     Measuring,
     Scale,
@@ -221,7 +222,7 @@ def run_id(task: Task, scale: Scale, images: str) -> str:
     images: fingerprint of the sources.
     """
     content: dict[str, Any] = {"kind": task.kind, "settings": task.identity()}
-    if not isinstance(task, CostTask):
+    if not isinstance(task, CostTask | GaussianTask):
         measuring = without_defaults(asdict(scale.measuring), asdict(Measuring()))
         content |= {"images": images, "measuring": measuring}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -254,7 +255,7 @@ class Estimate:
     parameters: int
     """Number of learned parameters."""
     seconds: float | None
-    """Training time; None where nothing is trained, or the weights of LPIPS are missing."""
+    """Training time; None where nothing is trained but a quantizer, or the weights of LPIPS are missing."""
 
 
 def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto") -> list[Estimate]:
@@ -267,7 +268,7 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
     estimates = []
     for row, task in planned.rows.items():
         finished, ms = planned.results.is_finished(row.id), None
-        if not finished and not isinstance(task, CostTask):
+        if not finished and isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
             kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"
             if kind not in ms_per_step:

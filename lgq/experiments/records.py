@@ -1,25 +1,35 @@
 """How the record of a row is made: train and evaluate an autoencoder, tokenizer or generator, or time one."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load, save
 from torch import Tensor
 
 from lgq.bench.quantizers import QuantizerBenchmark
 from lgq.bench.quantizers import run as run_benchmark
 from lgq.bench.train import networks_ms
-from lgq.data import ImageLoader, LoaderSettings, to_png
+from lgq.data import ImageDataset, ImageLoader, LoaderSettings, to_png
 from lgq.data.images import random_subset
 from lgq.data.transforms import image_grid
 from lgq.distributed import rank, world_size
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
-from lgq.experiments.tasks import AutoencoderTask, CostTask, GeneratorTask, Task, TokenizerTask
+from lgq.experiments.quantizer_alone import measure_alone, random_rows, train_alone
+from lgq.experiments.tasks import (
+    AutoencoderTask,
+    CostTask,
+    GaussianTask,
+    GeneratorTask,
+    LatentsTask,
+    Task,
+    TokenizerTask,
+)
 from lgq.files import write_file
 from lgq.hub import run_settings
 from lgq.inference.encode import encode
@@ -31,6 +41,7 @@ from lgq.metrics.metric_networks import (
     MetricNetworks,
 )
 from lgq.metrics.quality import evaluate_tokenizer
+from lgq.models import in_eval_mode
 from lgq.results import ResultsError
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.generator_trainer import train_generator
@@ -42,6 +53,11 @@ from lgq.weights import WeightsError
 
 _SHOWN_IMAGES, _SHOWN_SAMPLES = 8, 16
 _SAMPLES_SEED = 0
+_UNSEEN_SEED = 10**6
+"""Seed of the Gaussian vectors that are measured; above all training seeds."""
+_PER_CODE = 8
+"""Gaussian vectors per code to count the use of codes."""
+_LATENTS_BATCH = 64
 _RESAMPLES = 100
 """Resamples of the images behind the deviations of rFID and KID: seconds, and 7% of error."""
 _NO_INCEPTION = dict.fromkeys(RECONSTRUCTION_FEATURE_METRICS, "this row is measured without Inception")
@@ -77,6 +93,10 @@ def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
             record = _tokenizer_record(context, task, id)
         elif isinstance(task, GeneratorTask):
             record = _generator_record(context, task, id)
+        elif isinstance(task, GaussianTask):
+            record = _gaussian_record(context, task)
+        elif isinstance(task, LatentsTask):
+            record = _latents_record(context, task)
         else:
             ours, *others = measure_cost(task, context.device)
             metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
@@ -201,6 +221,77 @@ def _reconstruction_part(
         | {"geometry": study.metrics, "geometry_images": study.images}
         | {"absent": study.absent | evaluation.absent}
     )
+
+
+def _gaussian_record(context: Context, task: GaussianTask) -> dict[str, Any]:
+    own = task.training
+
+    def draw(count: int, random: torch.Generator) -> Float[Tensor, "n c"]:
+        return task.mean + torch.randn(count, own.dim, generator=random)
+
+    random = torch.Generator().manual_seed(task.seed)
+    trained = train_alone(
+        own, lambda: draw(own.vectors, random), seed=task.seed, check_stop=context.check_stop
+    )
+    unseen = torch.Generator().manual_seed(_UNSEEN_SEED + task.seed)
+    metrics = measure_alone(trained.quantizer, (draw(own.codebook_size, unseen) for _ in range(_PER_CODE)))
+    return {"config": task.settings(), "steps": own.steps, "metrics": metrics, "curve": trained.curve}
+
+
+def _latents_record(context: Context, task: LatentsTask) -> dict[str, Any]:
+    sources, measuring = context.planned.sources, context.planned.scale.measuring
+    own, run, autoencoder = task.training, task.start.run, _start(context, task.start)
+    assert autoencoder is not None
+    latents, random = _cached_latents(context, task, autoencoder), torch.Generator().manual_seed(task.seed)
+    trained = train_alone(
+        own, lambda: random_rows(latents, own.vectors, random), seed=task.seed, check_stop=context.check_stop
+    )
+    geometry_data = random_subset(sources.reported, measuring.geometry_images)
+    metrics = measure_alone(trained.quantizer, _latents_of(autoencoder, geometry_data, run.image_size))
+    # The same weights around the trained quantizer.
+    tokenizer = Tokenizer(
+        run.backbone,
+        own.quantizer,
+        own.codebook_size,
+        quantizer_options={"seed": task.seed} | own.quantizer_options,
+    )
+    for part in ("encoder", "decoder"):
+        getattr(tokenizer, part).load_state_dict(getattr(autoencoder, part).state_dict())
+    tokenizer.quantizer.load_state_dict(trained.quantizer.state_dict())
+    data = random_subset(sources.reported, measuring.images)
+    networks, size = _without_inception(context.device), run.image_size
+    evaluation = evaluate_tokenizer(
+        tokenizer, data, networks, image_size=size, on_progress=context.check_stop
+    )
+    return evaluation.record() | {
+        "config": task.settings(),
+        "steps": own.steps,
+        "start": {"id": context.planned.id_of(task.start), "fingerprint": autoencoder.fingerprint()},
+        "metrics": evaluation.metrics | metrics,
+        "geometry_images": len(geometry_data),
+        "curve": trained.curve,
+    }
+
+
+def _cached_latents(context: Context, task: LatentsTask, autoencoder: Tokenizer) -> Float[Tensor, "n c"]:
+    """Return the latents of training images, in bf16; encoded once for all quantizers."""
+    file = context.planned.results.latents(f"{context.planned.id_of(task.start)}-{task.images}")
+    if not file.is_file():
+        data = random_subset(context.planned.sources.data, task.images)
+        rows = torch.cat(list(_latents_of(autoencoder, data, task.start.run.image_size)))
+        write_file(file, save({"latents": rows.bfloat16()}))
+    return load(file.read_bytes())["latents"]
+
+
+@torch.no_grad()
+def _latents_of(
+    autoencoder: Tokenizer, data: ImageDataset, image_size: int
+) -> Iterator[Float[Tensor, "n c"]]:
+    """Yield the latents of the centre crops, a batch at a time."""
+    loader = ImageLoader(data, LoaderSettings(image_size=image_size, batch_size=_LATENTS_BATCH))
+    with in_eval_mode(autoencoder):
+        for batch in loader.one_pass():
+            yield autoencoder.encoder(batch.images).movedim(1, -1).flatten(0, 2)
 
 
 def strip_png(images: Float[Tensor, "b 3 s s"]) -> bytes:

@@ -9,8 +9,10 @@ from typing import Any
 
 from lgq.checks import require_known
 from lgq.experiments.plan import Experiment, Row
+from lgq.experiments.search import search_grid
 from lgq.experiments.tasks import Scale, Task
 from lgq.quantizers import QUANTIZERS
+from lgq.runs import best_options
 
 EXPERIMENTS: dict[str, Experiment] = {}
 """Every experiment by name, in the paper's order."""
@@ -29,6 +31,9 @@ _TEMPERATURES = (
     (1.0, 0.3, "linear"), (1.0, 0.1, "cosine"), (1.0, 1.0, "constant"), (0.1, 0.1, "constant"),
 )  # fmt: skip
 """Temperature at the start, at the end, and the shape between; the first row is the paper's default."""
+
+_MEANS = (0.0, 2.0, 4.0, 8.0)
+"""Means of the Gaussians, as published for other quantizers."""
 
 _SEARCH_SEED = 1_000
 """No table has a seed as high."""
@@ -64,6 +69,18 @@ def _row(quantizer: str, task: Task, codebook_size: int | None = None) -> Row:
     return Row(f"{quantizer}-k{codebook_size}", label, task, f"K = {codebook_size:,}")
 
 
+def _published_and_best(scale: Scale, codebook_size: int | None = None) -> list[Row]:
+    """Return every quantizer as published, and with the best options of the search where they differ."""
+    rows = []
+    for name in QUANTIZERS:
+        rows.append(_row(name, scale.row(name, codebook_size), codebook_size))
+        options = best_options(scale.name, name, codebook_size or scale.tokenizer.run.codebook_size)
+        if options:
+            best = _row(name, scale.row(name, codebook_size, **options), codebook_size)
+            rows.append(best._replace(row=f"{best.row}-best", label=f"{best.label}, best of the search"))
+    return rows
+
+
 @_table("autoencoder", "The continuous autoencoder")
 def _autoencoder(scale: Scale) -> list[Row]:
     """Encoder and decoder without a quantizer. Every tokenizer starts from the one of its seed, so that rows
@@ -76,9 +93,10 @@ def _autoencoder(scale: Scale) -> list[Row]:
 def _comparison(scale: Scale) -> list[Row]:
     """One backbone, data order and number of steps; the quantizer is the only change. A seed decides the
     autoencoder that all quantizers start from, the initial codes, and the order and the crops of the images.
-    Each row is measured at its best validation. The paper leaves VQ out, and trains each row once.
+    Each row is measured at its best validation. Quantizers have their published settings, and a second row
+    where the search found better ones. The paper leaves VQ out, and trains each row once.
     """
-    return [_row(name, scale.row(name)) for name in QUANTIZERS]
+    return _published_and_best(scale)
 
 
 @_table("codebook-size", "Every quantizer over codebook sizes", paper="Table 3")
@@ -86,7 +104,7 @@ def _codebook_size(scale: Scale) -> list[Row]:
     """No setting depends on the codebook size. The paper sweeps LGQ alone and reads it once its utilization
     has settled; here every row has the same number of steps.
     """
-    return [_row(name, scale.row(name, size), size) for size in scale.sizes for name in QUANTIZERS]
+    return [row for size in scale.sizes for row in _published_and_best(scale, size)]
 
 
 @_table("logits", "Squared distance against inner product", paper="Table 1")
@@ -190,29 +208,34 @@ def _search(scale: Scale) -> list[Row]:
     ]
 
 
-def search_grid(quantizer: str, codebook_size: int) -> list[dict[str, Any]]:
-    """Return the options of a quantizer that the search tries; the published ones are the first."""
-    revival = {"init": "kmeans", "restart_below": 0.5}
-    grids: dict[str, list[dict[str, Any]]] = {
-        "lgq": [{"peak_weight": 0.005 * times, "diversity_weight": 0.005 * times} for times in (3, 10, 30)],
-        "ibq": [{"entropy_weight": 0.5}, {"init_std": 0.125}, {"entropy_weight": 0.5, "init_std": 0.125}],
-        "lfq": [{"entropy_weight": weight} for weight in (0.03, 0.3, 1.0)],
-        "simvq": [{"weight": weight} for weight in (1.0, 3.0, 30.0)],
-        "vq": [{"decay": 0.8}, {"commitment_weight": 1.0}, revival],
-        "rotvq": [{"decay": 0.99}, {"commitment_weight": 0.25}, revival],
-        "fsq": [{"levels": _levels(codebook_size, bits)} for bits in (1, 2, 4)],
-    }
-    return [{}, *grids.get(quantizer, [])]
-
-
-def _levels(codebook_size: int, bits: int) -> tuple[int, ...]:
-    """Return levels of FSQ with so many bits per channel, and the rest in the last one."""
-    full, rest = divmod(codebook_size.bit_length() - 1, bits)
-    return (2**bits,) * full + ((2**rest,) if rest else ())
-
-
 def _in_words(options: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items()) or "as published"
+
+
+@_table("gaussian", "Quantizers alone on shifted Gaussians")
+def _gaussian(scale: Scale) -> list[Row]:
+    """Vectors of N(mean, I) in 8 dimensions, and nothing but a quantizer that learns to represent them: which
+    codes are used when the data lie away from where the codes begin? Codes begin near 0.
+    """
+    return [
+        Row(
+            f"{name}-k{size}-mean{mean:g}",
+            QUANTIZERS[name].label,
+            scale.on_gaussian(name, size, mean),
+            f"K = {size:,}, mean {mean:g}",
+        )
+        for size in scale.sizes
+        for mean in _MEANS
+        for name in QUANTIZERS
+    ]
+
+
+@_table("latents", "Quantizers alone on the latents of a frozen encoder", seeds=5)
+def _latents(scale: Scale) -> list[Row]:
+    """Each quantizer learns to represent the latents of the continuous autoencoder, whose encoder and decoder
+    stay as they are. What is lost here is lost by the quantizer alone.
+    """
+    return [_row(name, scale.on_latents(name, size), size) for size in scale.sizes for name in QUANTIZERS]
 
 
 @_table("variants", "Variants of LGQ")

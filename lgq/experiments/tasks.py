@@ -1,4 +1,4 @@
-"""What a row of a table asks for: train an autoencoder, a tokenizer or a generator, or time a quantizer.
+"""What a row of a table asks for: train an autoencoder, a tokenizer, a generator or a quantizer, or time one.
 
 A scale adds to its runs (`lgq.runs`) what tables need: codebook sizes, ablation budgets, measurements.
 Every row of a scale derives from one run, so that rows differ only in what their table varies.
@@ -11,13 +11,18 @@ import torch
 
 from lgq.checks import require_known
 from lgq.config import to_json
+from lgq.experiments.quantizer_alone import AloneSettings
 from lgq.models.transformer import MaskedTransformer
+from lgq.quantizers import build_quantizer
 from lgq.runs import AnyRun, named_generator, named_run, pocket, scale_options, without_quantizer
 from lgq.tokenizer import Tokenizer, default_options
 from lgq.training.settings import GeneratorRun, Precision, TokenizerRun
 
 WarmStart = Literal["auto", "never"]
 """Whether tokenizers start from the scale's autoencoder, if it has one, or from random weights."""
+
+GAUSSIAN_DIM = 8
+"""Channels of the vectors in the experiment on Gaussians, as published for other quantizers."""
 
 _UNRECORDED = {"workers"}
 _UNRECORDED_OF_LOOP = {"log_every", "checkpoint_every", "keep", "minutes", "wandb"}
@@ -191,7 +196,77 @@ class CostTask:
         return 0
 
 
-Task = AutoencoderTask | TokenizerTask | GeneratorTask | CostTask
+@dataclass(frozen=True, kw_only=True)
+class _AloneTask:
+    training: AloneSettings
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.training.steps
+
+    def name(self) -> str:
+        return f"{self.training.quantizer}-k{self.training.codebook_size}-s{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that the record depends on."""
+        return to_json(self)
+
+    def identity(self) -> dict[str, Any]:
+        return self.settings()
+
+    def parameters(self) -> int:
+        """Return the number of learned parameters."""
+        own = self.training
+        with torch.device("meta"):
+            quantizer = build_quantizer(own.quantizer, own.dim, own.codebook_size, **own.quantizer_options)
+        return sum(parameter.numel() for parameter in quantizer.parameters())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianTask(_AloneTask):
+    """Train a quantizer alone on vectors of N(mean, I)."""
+
+    kind: ClassVar[str] = "gaussian"
+    before: ClassVar[None] = None
+    mean: float
+    """Mean of every channel."""
+
+    def seeded(self, seed: int) -> "GaussianTask":
+        return replace(self, seed=seed)
+
+    def name(self) -> str:
+        return f"gaussian-{self.mean:g}-{super().name()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentsTask(_AloneTask):
+    """Train a quantizer alone on the latents of a frozen autoencoder, whose row comes first."""
+
+    kind: ClassVar[str] = "latents"
+    start: AutoencoderTask
+    images: int
+    """Training images whose latents are learned, a random subset."""
+
+    @property
+    def before(self) -> AutoencoderTask:
+        """The task that must be finished first."""
+        return self.start
+
+    def seeded(self, seed: int) -> "LatentsTask":
+        return replace(self, seed=seed, start=self.start.seeded(seed))
+
+    def name(self) -> str:
+        return f"latents-{super().name()}"
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"start": self.start.settings()}
+
+    def identity(self) -> dict[str, Any]:
+        return super().settings() | {"start": self.start.identity()}
+
+
+Task = AutoencoderTask | TokenizerTask | GeneratorTask | CostTask | GaussianTask | LatentsTask
 
 
 def planned_tokenizer(run: TokenizerRun) -> Tokenizer:
@@ -254,6 +329,12 @@ class Scale:
     """The four codebook sizes of the cost table."""
     cost_tokens: int = 8_192
     """Vectors in a batch of the cost table; by default the paper's 32 images of 256 tokens."""
+    vectors: int = 256
+    """Vectors per step of a quantizer that is trained alone."""
+    gaussian_steps: int = 2_000
+    latents_steps: int = 1_000
+    latents_images: int = 10_000
+    """Training images whose latents a quantizer learns alone."""
     measuring: Measuring = Measuring()
     seeds: int = 1
     """Largest number of training seeds where the user gives none."""
@@ -288,6 +369,33 @@ class Scale:
     def generated(self, quantizer: str) -> GeneratorTask:
         """Return the task of a generator on the tokens of this quantizer's row."""
         return GeneratorTask(run=self.generator, tokenizer=self.row(quantizer))
+
+    def on_gaussian(self, quantizer: str, codebook_size: int, mean: float) -> GaussianTask:
+        """Return the task that trains this quantizer on vectors of N(mean, I)."""
+        # The codes of some methods have to travel: with 1e-3, none could reach a mean of 8.
+        training = self._alone(quantizer, codebook_size, GAUSSIAN_DIM, self.gaussian_steps, 1e-2)
+        return GaussianTask(training=training, mean=mean)
+
+    def on_latents(self, quantizer: str, codebook_size: int) -> LatentsTask:
+        """Return the task that trains this quantizer on the latents of the scale's autoencoder."""
+        run = self.tokenizer.run
+        start = self.start or AutoencoderTask(run=without_quantizer(run, steps=run.loop.steps))
+        dim, rate = run.backbone.latent_channels, run.learning_rate
+        training = self._alone(quantizer, codebook_size, dim, self.latents_steps, rate)
+        return LatentsTask(training=training, start=start, images=self.latents_images)
+
+    def _alone(
+        self, quantizer: str, codebook_size: int, dim: int, steps: int, learning_rate: float
+    ) -> AloneSettings:
+        return AloneSettings(
+            quantizer=quantizer,
+            codebook_size=codebook_size,
+            quantizer_options=scale_options(self.name, quantizer),
+            dim=dim,
+            vectors=self.vectors,
+            steps=steps,
+            learning_rate=learning_rate,
+        )
 
     def timed(self, quantizer: str, codebook_size: int) -> CostTask:
         """Return the task that times this quantizer."""
@@ -346,6 +454,10 @@ def _smoke() -> Scale:
         matched_sizes=(32, 64),
         cost_sizes=(8, 16, 32, 64),
         cost_tokens=64,
+        vectors=16,
+        gaussian_steps=3,
+        latents_steps=3,
+        latents_images=8,
         measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
     )
 
@@ -355,7 +467,7 @@ def _pocket() -> Scale:
 
     The best weights are chosen by l1: rFID on few images cannot tell late validations apart.
     """
-    run = pocket("lgq", budget="table")
+    run = replace(pocket("lgq", budget="table"), quantizer_options={})
     half = replace(run.loop, steps=run.loop.steps // 2, validate_every=run.loop.steps // 4)
     tokenizer = TokenizerTask(run=run, start=AutoencoderTask(run=without_quantizer(run, steps=1_500)))
     return Scale(

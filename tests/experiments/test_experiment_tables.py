@@ -14,9 +14,12 @@ from token_sets import write_tokens
 
 from lgq.errors import LGQError
 from lgq.experiments.plan import plan_rows, run_id
+from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.search import choose_options
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import (
     SCALES,
+    AutoencoderTask,
     CostTask,
     GeneratorTask,
     TokenizerTask,
@@ -25,6 +28,7 @@ from lgq.experiments.tasks import (
     without_defaults,
 )
 from lgq.quantizers import QUANTIZERS
+from lgq.results import ResultsError
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import build_generator
@@ -49,11 +53,11 @@ def training_of(run, sources) -> TokenizerTrainer:
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
         "autoencoder", "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers",
-        "temperature", "cost", "scaling", "search", "variants", "cold",
+        "temperature", "cost", "scaling", "search", "gaussian", "latents", "variants", "cold",
     ]  # fmt: skip
     assert all(table.title and table.about.endswith(".") for table in EXPERIMENTS.values())
     ours = {name for name, table in EXPERIMENTS.items() if not table.paper}
-    assert ours == {"autoencoder", "search", "variants", "cold"}
+    assert ours == {"autoencoder", "search", "gaussian", "latents", "variants", "cold"}
     with pytest.raises(LGQError, match="unknown experiment 'comparision': did you mean 'comparison'"):
         named_experiment("comparision")
     with pytest.raises(LGQError, match="unknown scale 'pokcet': did you mean 'pocket'"):
@@ -66,8 +70,8 @@ def test_rows_of_a_table_differ_in_name_and_quantizer_alone(name, scale):
     rows = EXPERIMENTS[name].rows(named_scale(scale))
     assert len({row.row for row in rows}) == len({(row.group, row.label) for row in rows}) == len(rows)
     asked = [row.task for row in rows]
-    runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
-            for task in asked if not isinstance(task, CostTask)]  # fmt: skip
+    trained = [task for task in asked if isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask)]
+    runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run for task in trained]
     assert all(without_quantizer(run) == without_quantizer(runs[0]) for run in runs)
     generators = [task.run for task in asked if isinstance(task, GeneratorTask)]
     assert all(run == generators[0] for run in generators)
@@ -139,6 +143,56 @@ def test_every_quantizer_has_as_many_settings_in_the_search_and_the_published_on
         assert row.group.endswith("as published")
     for row in rows:
         planned_tokenizer(row.task.run)  # its options exist
+
+
+def write_best(monkeypatch, tmp_path, **options) -> None:
+    file = tmp_path / "best_options.json"
+    entries = {
+        name: [{"codebook_size": size, "options": values} for size, values in by_size.items()]
+        for name, by_size in options.items()
+    }
+    file.write_text(json.dumps({"pocket": entries}))
+    monkeypatch.setattr("lgq.runs.BEST_OPTIONS", file)
+
+
+def test_tables_have_a_second_row_where_the_search_found_better_options(monkeypatch, tmp_path):
+    before = {row.row: run_id(row.task, POCKET, "images") for row in EXPERIMENTS["comparison"].rows(POCKET)}
+    strong, weak = {"peak_weight": 0.05, "diversity_weight": 0.05}, {"peak_weight": 0.015}
+    write_best(monkeypatch, tmp_path, lgq={1_024: weak, 16_384: strong}, fsq={1_024: {}, 16_384: {}})
+    scale = named_scale("pocket")
+    rows = {row.row: row for row in EXPERIMENTS["comparison"].rows(scale)}
+    assert rows.keys() == {*QUANTIZERS, "lgq-best"}
+    assert rows["lgq-best"].label == "LGQ, best of the search"
+    assert rows["lgq-best"].task.run.quantizer_options == strong
+    # Rows as published, and what they start from, are the same runs as before.
+    assert {name: run_id(rows[name].task, scale, "images") for name in before} == before
+    sizes = {row.row: row.task.run for row in EXPERIMENTS["codebook-size"].rows(scale)}
+    assert sizes["lgq-k1024-best"].quantizer_options == weak
+    assert sizes["lgq-k4096-best"].quantizer_options == strong
+    assert named_run("pocket-lgq").quantizer_options == strong
+    assert named_run("pocket-fsq").quantizer_options == {}
+
+
+def test_the_best_options_are_those_of_the_lowest_loss_of_a_finished_search(images, tmp_path):
+    results = ResultsDirectory(tmp_path)
+    with pytest.raises(ResultsError, match="has no search"):
+        choose_options(results)
+    planned = plan_rows(EXPERIMENTS["search"], POCKET, sources_of(images), tmp_path)
+    results.write_plan(planned.plan)
+    for number, (row, task) in enumerate(planned.rows.items()):
+        if number == len(planned.rows) - 1:
+            with pytest.raises(ResultsError, match="1 rows of the search to do, such as simvq-k16384-3"):
+                choose_options(results)
+        strength = task.run.quantizer_options.get("peak_weight", 0.005)
+        config = task.settings()
+        metrics = {"reconstruction_loss": abs(strength - 0.05)} if number != 1 else {}
+        results.write_record(row.id, {"config": config, "metrics": metrics})
+    chosen = choose_options(results)["pocket"]
+    for name, entries in chosen.items():
+        expected = {"peak_weight": 0.05, "diversity_weight": 0.05} if name == "lgq" else {}
+        assert [entry["codebook_size"] for entry in entries] == [1_024, 16_384]
+        assert [entry["options"] for entry in entries] == [expected] * 2
+        assert all(results.record(entry["run"]) for entry in entries)
 
 
 def test_the_seed_of_the_search_is_the_seed_of_no_table():
