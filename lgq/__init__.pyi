@@ -40,5 +40,6 @@ from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .training.generator_trainer import train_generator as train_generator
 from .training.tokenizer_trainer import train as train
+from .viewer.view import view as view
 
 __version__: str

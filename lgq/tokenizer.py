@@ -24,7 +24,7 @@ from jaxtyping import Float, Int64, Integer
 from PIL import Image
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_at_most, require_image_values
+from lgq.checks import require_at_least, require_at_most, require_image_values, require_tensor
 from lgq.config import from_json, to_json
 from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
@@ -213,6 +213,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
         tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
         """
+        require_tensor("tokens", tokens)
         if tokens.ndim == (1 if self.scales else 2 if self.stages == 1 else 3):
             tokens = tokens[None]
         pictures = [to_picture(image) for image in self.decode(tokens.to(self.device))]

@@ -122,6 +122,13 @@ class TokenizerQuality:
             values |= {"rfid" if name == "fid" else name: value for name, value in distances.items()}
         return values | self.usage.summary()
 
+    def bootstrap_deviations(self, resamples: int) -> dict[str, float]:
+        """Return the standard deviations of rfid and kid over random resamples of the images."""
+        if self.features is None or self.reference is None:
+            return {}
+        deviations = self.features.bootstrap_deviations(self.reference, resamples)
+        return {"rfid" if name == "fid" else name: value for name, value in deviations.items()}
+
 
 class ImageScore(NamedTuple):
     """PSNR of one image."""
@@ -144,6 +151,8 @@ class ReconstructionEvaluation:
     """Conventions behind rfid, kid, precision and recall; None where they are absent."""
     lpips: dict[str, Any] | None
     """Weights behind lpips and reconstruction_loss; None where they are absent."""
+    bootstrap_std: dict[str, float]
+    """Standard deviations of rfid and kid over random resamples of the images; empty where not asked for."""
     usage: CodeUsage
     scores: list[ImageScore]
     """Score of every image that was read."""
@@ -164,17 +173,19 @@ def evaluate_tokenizer(
     batch_size: int = 32,
     workers: int = 0,
     use_cache: bool = True,
+    resamples: int = 0,
     on_progress: Progress = unwatched,
 ) -> ReconstructionEvaluation:
     """Reconstruct centre crops, in eval mode and in the precision of the weights, and measure them.
 
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
+    resamples: number of random resamples of the images that give rFID and KID a standard deviation.
     """
     device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.levels
     settings = LoaderSettings.of_process(
         device, image_size=image_size, batch_size=batch_size, workers=workers
     )
-    options: dict[str, Any] = {"use_cache": use_cache, "on_progress": on_progress}
+    options: dict[str, Any] = {"use_cache": use_cache, "resamples": resamples, "on_progress": on_progress}
     with in_eval_mode(tokenizer):
         evaluation = evaluate_reconstructions(
             reconstruct_with(tokenizer), codes, ImageLoader(data, settings), networks, device, **options
@@ -212,6 +223,7 @@ def evaluate_reconstructions(
     device: torch.device,
     *,
     use_cache: bool = True,
+    resamples: int = 0,
     on_progress: Progress = unwatched,
 ) -> ReconstructionEvaluation:
     """Measure any function that reconstructs images; one without codes, such as JPEG, returns zeros."""
@@ -245,6 +257,7 @@ def evaluate_reconstructions(
         absent=networks.absent | dict.fromkeys(missing, too_few),
         fid=_fid_conventions(quality, cached, loader) if cached and "rfid" in metrics else None,
         lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
+        bootstrap_std=quality.bootstrap_deviations(resamples),
         usage=quality.usage,
         scores=[ImageScore(number, float(psnrs[number])) for number in was_read.nonzero().flatten().tolist()],
         broken=_gather_broken(loader.broken),

@@ -13,6 +13,7 @@ from lgq.quantizers.bsq import BSQ
 from lgq.quantizers.compositions.grouped import Grouped
 from lgq.quantizers.compositions.multiscale import MultiScale
 from lgq.quantizers.compositions.residual import Residual
+from lgq.quantizers.continuous import Continuous
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
@@ -23,16 +24,23 @@ from lgq.quantizers.simvq import ProjectedVQ, SimVQ
 from lgq.quantizers.vq import VQ, DiVeQ, RotVQ
 
 __all__ = [
-    "BSQ", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale", "ProjectedVQ",
-    "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ", "build_quantizer", "foreign_quantizers",
-    "import_plugin", "register", "require_quantizer",
+    "BSQ", "CONTINUOUS", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale",
+    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ", "build_quantizer",
+    "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
+
+CONTINUOUS = "none"
+"""Name under which a tokenizer has no quantizer; found, but not listed, in `QUANTIZERS`."""
 
 _log = logging.getLogger(__name__)
 
 
 class Registry(MutableMapping[str, type[Quantizer]]):
-    """Quantizer classes by name; those of installed packages are loaded when it is first read."""
+    """Quantizer classes by name; those of installed packages are loaded when it is first read.
+
+    `CONTINUOUS` can be looked up, so that tokenizers can be built and loaded with it, and is not among the
+    names: it is no method.
+    """
 
     def __init__(self, **classes: type[Quantizer]):
         self._classes = classes
@@ -49,7 +57,7 @@ class Registry(MutableMapping[str, type[Quantizer]]):
         return self._classes
 
     def __getitem__(self, name: str) -> type[Quantizer]:
-        return self._all()[name]
+        return Continuous if name == CONTINUOUS else self._all()[name]
 
     def __setitem__(self, name: str, quantizer: type[Quantizer]) -> None:
         self._classes[name] = quantizer

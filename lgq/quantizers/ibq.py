@@ -38,8 +38,6 @@ class IBQ(DataInitQuantizer):
     """
 
     label = "IBQ"
-    # As published, the pull between vectors and codes outweighs l1 without LPIPS: one code is left.
-    scale_defaults = {"pocket": {"init_std": 0.125, "entropy_weight": 0.5}}  # noqa: RUF012
     dense_matrices = 11
     # The products of larger latents with codes of deviation 1 saturate the softmax.
     good_scale: tuple[float, float] | None = (0.0, 3.0)

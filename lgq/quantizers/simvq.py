@@ -36,8 +36,6 @@ class SimVQ(Quantizer):
     """
 
     label = "SimVQ"
-    # The paper's 10 outweighs l1 without LPIPS: one code is left.
-    scale_defaults = {"pocket": {"weight": 1.0}}  # noqa: RUF012
     rows: Tensor
     dense_matrices = 3
 

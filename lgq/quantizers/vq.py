@@ -55,8 +55,6 @@ class VQ(DataInitQuantizer):
     """
 
     label = "VQ"
-    # Without revival, three of four codes are never used in runs of a thousand steps.
-    scale_defaults = {"pocket": {"init": "kmeans", "restart_below": 0.5}}  # noqa: RUF012
     codebook: Tensor
     counts: Tensor
     sums: Tensor

@@ -255,7 +255,7 @@ def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
 
 
 def test_given_codes_are_not_below_the_threshold_of_revival():
-    q, codes = VQ(2, 4, restart_below=2), 10 * torch.randn(4, 2)
+    q, codes = VQ(2, 4, restart_below=2), torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     q.set_codebook(codes)
     for _ in range(2):
         q(codes.repeat(8, 1))
