@@ -1,5 +1,6 @@
 # The public names and where they live: read by type checkers, and by `lgq/__init__.py` at run time.
 
+from . import interop as interop
 from . import metrics as metrics
 from . import models as models
 from . import quantizers as quantizers
