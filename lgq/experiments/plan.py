@@ -41,8 +41,7 @@ Images = str | Path | ImageDataset
 """A data set, or what the command line calls DATA."""
 
 _PROBES = 16
-_LEAST_VALIDATION = 4
-"""Each half needs two, for statistics."""
+_LEAST_VALIDATION = 2
 _LONGEST_NAME = 100
 _TIMED_STEPS, _SLOW_MS = 3, 5_000
 """Steps to time; fewer once they have taken this long."""

@@ -17,6 +17,9 @@ from lgq.runs import best_options
 EXPERIMENTS: dict[str, Experiment] = {}
 """Every experiment by name, in the paper's order."""
 
+BEST_LABEL = ", best of the search"
+"""End of the label of a row whose options the search chose."""
+
 _GEOMETRY = ("lgq", "ibq", "fsq", "simvq", "rotvq")
 """Quantizers whose geometry the paper compares, and on whose tokens it trains generators."""
 
@@ -77,7 +80,7 @@ def _published_and_best(scale: Scale, codebook_size: int | None = None) -> list[
         options = best_options(scale.name, name, codebook_size or scale.tokenizer.run.codebook_size)
         if options:
             best = _row(name, scale.row(name, codebook_size, **options), codebook_size)
-            rows.append(best._replace(row=f"{best.row}-best", label=f"{best.label}, best of the search"))
+            rows.append(best._replace(row=f"{best.row}-best", label=f"{best.label}{BEST_LABEL}"))
     return rows
 
 

@@ -211,7 +211,9 @@ class _AloneTask:
 
     def settings(self) -> dict[str, Any]:
         """Return all that the record depends on."""
-        return to_json(self)
+        own = to_json(self)
+        training: dict[str, Any] = own.pop("training")
+        return training | own
 
     def identity(self) -> dict[str, Any]:
         return self.settings()

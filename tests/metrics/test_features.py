@@ -116,7 +116,7 @@ def test_deviations_over_resamples_shrink_with_the_number_of_images():
     small, large = (x.bootstrap_deviations(y, 60) for x, y in (many, few))
     assert small.keys() == large.keys() == {"fid", "kid"}
     for name, value in small.items():
-        assert 0 < 2 * value < large[name] < 8 * value * 2
+        assert 0 < 2 * value < large[name]
     assert few[0].bootstrap_deviations(few[1], 60) == large
     assert few[0].bootstrap_deviations(few[1], 0) == {}
     with pytest.raises(ValueError, match="the same images twice, got 50 and 800"):

@@ -253,5 +253,3 @@ def test_lpips_on_a_part_of_the_batch_is_that_of_its_first_images(images):
     assert part.terms["l1"] == whole.terms["l1"]
     with pytest.raises(LGQError, match="`lpips_images` must be at least 1, got 0"):
         LossWeights(lpips_images=0)
-    with pytest.raises(LGQError, match="`lpips_precision`"):
-        LossWeights(lpips_precision="fp16")
