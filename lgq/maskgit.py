@@ -92,8 +92,12 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
             raise LGQError(f"`image_size` must be {rule}, got {image_size}.")
         self.image_size, self.classes = image_size, tuple(classes)
-        side = image_size // tokenizer.factor
-        self.token_shape = (side, side) if tokenizer.stages == 1 else (side, side, tokenizer.stages)
+        if tokenizer.scales:
+            raise LGQError(
+                "MaskGIT predicts tokens of one grid, not of `scales`, which need a next-scale generator; "
+                "train a tokenizer without `scales`."
+            )
+        self.token_shape = tokenizer.token_shape(image_size)
         self.transformer = MaskedTransformer(
             tokenizer.codebook_size, prod(self.token_shape), len(classes), transformer
         )

@@ -59,6 +59,8 @@ _VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data",
 """Settings of validations, which may change until there is a score that later ones are compared with."""
 _SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
 """Keywords behind the sections of config.json that have other names."""
+_COUNTS = {"data.images": "images in `data`", "val_data.images": "images in `val_data`"}
+"""What facts about the data are called."""
 _MISSING = "nothing"
 
 
@@ -94,21 +96,26 @@ def require_same_settings(
     if before.get("quantizer") != now.get("quantizer"):
         ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
     differences = [
-        f"`{_keyword(path)}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
     ]
-    if differences:
-        ways_out = (
-            "run with the old values, choose another `out` for a new run, or begin that one with the weights "
-            f"of this one: `start_from` {run}"
-        )
-        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
+    if not differences:
+        return
+    if saved.get("kind") != current.get("kind"):
+        raise LGQError(f"{run} holds the run of another kind of model: choose another `out`.")
+    ways_out = [f"go on with its settings (`config` {run / CONFIG})", "choose another `out` for a new run"]
+    if saved.get("backbone") == current.get("backbone"):
+        ways_out.append(f"begin that one with the weights of this one (`start_from` {run})")
+    raise LGQError(
+        f"{run} was started with other settings: {', '.join(differences)}; {', or '.join(ways_out)}."
+    )
 
 
 def _keyword(path: str) -> str:
     section, dot, name = path.partition(".")
-    return f"{_SOURCES.get(section, section)}{dot}{name}"
+    keyword = f"{_SOURCES.get(section, section)}{dot}{name}"
+    return _COUNTS.get(keyword, f"`{keyword}`")
 
 
 def describe_run(run: Path, config: dict[str, Any], device: torch.device) -> None:

@@ -177,8 +177,8 @@ class TokenizerTrainer(Trainer):
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
         if self.run.loop.logs(step + 1):
-            sizes = self.tokenizer.codebook_size, self.tokenizer.stages
-            terms |= _per_stage(BATCH_UTILIZATION, batch_utilization(quantized.indices, *sizes))
+            levels, codes = self.tokenizer.by_level(quantized.indices), self.tokenizer.codebook_size
+            terms |= _per_stage(BATCH_UTILIZATION, [batch_utilization(level, codes) for level in levels])
         terms |= loss.terms | {"loss": loss.total.detach()}
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             with self.run.autocast(self.device.type):
@@ -210,7 +210,7 @@ class TokenizerTrainer(Trainer):
         tokenizer, limit = self.tokenizer, self.run.validation_images
         quality = TokenizerQuality.empty(
             self._metric_networks,
-            tokenizer.codebook_size * tokenizer.stages,
+            tokenizer.codebook_size * tokenizer.levels,
             images=limit,
             reference=self._reference,
             feature_images=self._rfid_images,
@@ -231,7 +231,7 @@ class TokenizerTrainer(Trainer):
             norms = {} if codebook is None else quality.usage.norm_summary(codebook)
             codebooks = [learned_codebook(stage) for stage in _stages(tokenizer)]
         self._reference = quality.reference
-        by_stage = quality.usage.by_stage(tokenizer.stages)
+        by_stage = quality.usage.by_stage(tokenizer.levels)
         if rank() == 0:
             save_codebook(self.out, step, [usage.counts for usage in by_stage], codebooks)
         if rank() == 0 and picture is not None:

@@ -267,7 +267,8 @@ def test_commands_of_the_page_can_be_pasted_and_run(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     folder = "my photos {0..1}"
     Path(folder).mkdir()
-    Image.new("RGB", (40, 40), (200, 90, 30)).save(tmp_path / folder / "cat.jpg")
+    for name in ("cat", "dog"):
+        Image.new("RGB", (40, 40), (200, 90, 30)).save(tmp_path / folder / f"{name}.jpg")
     words = ["--scale", "smoke", "--data", folder, "--only", "fsq", "--out", "results"]
     rows = comparison_rows({"fsq": (20.0, 21.0), "lgq": (22.0,)})
     rows[0].extra = {"command": ["lgq", "experiment", "comparison", *words]}
