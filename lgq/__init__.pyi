@@ -1,5 +1,6 @@
 # The public names and where they live: read by type checkers, and by `lgq/__init__.py` at run time.
 
+from . import interop as interop
 from . import metrics as metrics
 from . import models as models
 from . import quantizers as quantizers
@@ -18,11 +19,16 @@ from .maskgit import MaskGIT as MaskGIT
 from .maskgit import load_generator as load_generator
 from .metrics.code_usage import CodeUsage as CodeUsage
 from .models.sampling import Sampling as Sampling
+from .quantizers import BSQ as BSQ
 from .quantizers import FSQ as FSQ
 from .quantizers import IBQ as IBQ
 from .quantizers import LFQ as LFQ
 from .quantizers import LGQ as LGQ
 from .quantizers import VQ as VQ
+from .quantizers import DiVeQ as DiVeQ
+from .quantizers import Grouped as Grouped
+from .quantizers import MultiScale as MultiScale
+from .quantizers import ProjectedVQ as ProjectedVQ
 from .quantizers import Residual as Residual
 from .quantizers import RotVQ as RotVQ
 from .quantizers import SimVQ as SimVQ
@@ -34,5 +40,6 @@ from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .training.generator_trainer import train_generator as train_generator
 from .training.tokenizer_trainer import train as train
+from .viewer.view import view as view
 
 __version__: str

@@ -40,9 +40,14 @@ from lgq.training.loop import Outcome
 from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import train
+from lgq.viewer.standalone import export_page
+from lgq.viewer.studio import Model, Studio
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
 """Directories inside the demo's: the tokenizer's run, the tokens of the photographs, the generator's run."""
+
+PAGE = "view.html"
+"""The tokenizer as a page of the viewer (`lgq view --export`)."""
 
 _BATCH = 64
 _GRID_COLUMNS, _GRID_SCALE = 8, 5
@@ -58,9 +63,10 @@ _CAPTIONS = {
     "usage": "How often each code occurs, over training and held-out images.",
     "training": "The training of the tokenizer, step by step.",
     "samples": "New images, drawn token by token as parts of one photograph or another.",
+    PAGE: "All of it to look at in a browser: pictures, tokens, codes, and how they grew.",
     "inpainting": "A training photograph whose right half the generator redraws from the left half.",
 }
-"""What each picture shows, by the stem of its file."""
+"""What each picture shows, by the stem of its file, and the page."""
 
 
 class Picture(NamedTuple):
@@ -165,6 +171,9 @@ def run_demo(
             for stem, png in pngs.items():
                 replace_file(out / f"{stem}.png", png)
                 drawn.append(Picture(out / f"{stem}.png", _CAPTIONS[stem]))
+        model = Model("demo", load_tokenizer(out / RUN, "last"), out / RUN)
+        export_page(Studio([model]), out / PAGE)
+        drawn.append(Picture(out / PAGE, _CAPTIONS[PAGE]))
     return DemoResult(outcome=outcome, values=values, pictures=drawn, seconds=time.monotonic() - began)
 
 

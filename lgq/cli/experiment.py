@@ -70,7 +70,10 @@ class Experiment(Computes):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one page with every table, curve and picture of experiments, beside the paper's figures."""
+    """Write one page with every table, curve and picture of experiments, beside the paper's figures.
+
+    It links a page that `lgq view RUN ... --export view.html` wrote beside it.
+    """
 
     results: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RESULTS")]
     """The results directory of `lgq experiment`."""

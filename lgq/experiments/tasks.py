@@ -101,6 +101,7 @@ class TokenizerTask(_TrainingTask):
     def name(self) -> str:
         run = self.run
         stages = f"-x{run.stages}" if run.stages > 1 else ""
+        stages += "".join(f"-{side}" for side in ("scales", *run.scales)) if run.scales else ""
         defaults = default_options(run.quantizer)
         options = sorted(run.quantizer_options.items())
         changes = "".join(f"-{name}-{value}" for name, value in options if value != defaults.get(name))
@@ -276,7 +277,12 @@ def planned_tokenizer(run: TokenizerRun) -> Tokenizer:
     options = {"seed": run.seed} | run.quantizer_options
     with torch.device("meta"):
         return Tokenizer(
-            run.backbone, run.quantizer, run.codebook_size, stages=run.stages, quantizer_options=options
+            run.backbone,
+            run.quantizer,
+            run.codebook_size,
+            stages=run.stages,
+            scales=run.scales,
+            quantizer_options=options,
         )
 
 

@@ -38,6 +38,9 @@ Codes = Int[Tensor, "b *tokens"]
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
 """Function from images to reconstructions in [-1, 1] and the indices of their codes."""
 
+_PER_LEVEL = ("utilization", "perplexity")
+"""Measures of use that each stage or scale has of its own."""
+
 
 @dataclass
 class TokenizerQuality:
@@ -178,19 +181,24 @@ def evaluate_tokenizer(
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
     resamples: number of random resamples of the images that give rFID and KID a standard deviation.
     """
-    device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.stages
+    device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.levels
     settings = LoaderSettings.of_process(
         device, image_size=image_size, batch_size=batch_size, workers=workers
     )
     options: dict[str, Any] = {"use_cache": use_cache, "resamples": resamples, "on_progress": on_progress}
     with in_eval_mode(tokenizer):
-        return evaluate_reconstructions(
+        evaluation = evaluate_reconstructions(
             reconstruct_with(tokenizer), codes, ImageLoader(data, settings), networks, device, **options
         )
+    if tokenizer.levels == 1:
+        return evaluation
+    by_level = enumerate(evaluation.usage.by_stage(tokenizer.levels))
+    own = {f"{name}/{i}": getattr(usage, name) for i, usage in by_level for name in _PER_LEVEL}
+    return replace(evaluation, metrics=evaluation.metrics | own)
 
 
 def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:
-    """Return the reconstruction function of a tokenizer; stages of a residual one have codes of their own."""
+    """Return the reconstruction function of a tokenizer; codes of each stage or scale are counted apart."""
 
     @torch.no_grad()
     def reconstruct(images: Images) -> tuple[Images, Codes]:
@@ -198,6 +206,10 @@ def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:
         codes = quantized.indices
         if tokenizer.stages > 1:
             codes = codes + tokenizer.codebook_size * torch.arange(tokenizer.stages, device=codes.device)
+        if tokenizer.scales:
+            height, width = (side // tokenizer.factor for side in images.shape[2:])
+            grids = enumerate(tokenizer.by_level(codes, (height, width)))
+            codes = torch.cat([grid.flatten(1) + tokenizer.codebook_size * i for i, grid in grids], 1)
         return reconstruction.float().clamp(-1, 1), codes
 
     return reconstruct

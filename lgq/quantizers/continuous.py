@@ -1,11 +1,11 @@
 """No quantizer: the latents pass unchanged, for the continuous autoencoder that tokenizers may start from."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lgq.errors import LGQError
-from lgq.quantizers.base import Quantizer
+from lgq.quantizers.base import NO_CODE, Quantizer
 from lgq.quantizers.quantized import Quantized
 
 
@@ -21,9 +21,12 @@ class Continuous(Quantizer):
     def __init__(self, dim: int, codebook_size: int = 1, *, channel_dim: int = -1, seed: int | None = None):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
 
-    def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
-        vectors, tokens = self._to_vectors(z)
-        return Quantized(z, self.select(vectors).reshape(tokens), vectors.new_zeros(()))
+    def forward(self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None) -> Quantized:
+        vectors, tokens, _ = self._to_vectors(z, mask)
+        indices = torch.zeros(tokens, dtype=torch.int64, device=z.device)
+        if mask is not None:
+            indices, z = indices.masked_fill(~mask, NO_CODE), z * mask.unsqueeze(self.channel_dim)
+        return Quantized(z, indices, vectors.new_zeros(()))
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         return Quantized(z, self.select(z), z.new_zeros(()))

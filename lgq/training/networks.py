@@ -112,15 +112,16 @@ def _quantizer_shape(tokenizer: Tokenizer) -> tuple[object, ...]:
     return (*_kind(tokenizer), {name: tensor.shape for name, tensor in state.items()})
 
 
-def _kind(tokenizer: Tokenizer) -> tuple[str, int, int]:
-    return tokenizer.settings["quantizer"], tokenizer.codebook_size, tokenizer.stages
+def _kind(tokenizer: Tokenizer) -> tuple[str, int, int, tuple[int, ...]]:
+    return tokenizer.settings["quantizer"], tokenizer.codebook_size, tokenizer.stages, tokenizer.scales
 
 
 def _title(tokenizer: Tokenizer) -> str:
-    name, codes, stages = _kind(tokenizer)
+    name, codes, stages, scales = _kind(tokenizer)
     if name == CONTINUOUS:
         return name
-    return f"{name} of {codes:,} codes" + (f" in {stages} stages" if stages > 1 else "")
+    levels = f" in {stages} stages" if stages > 1 else f" on {len(scales)} scales" if scales else ""
+    return f"{name} of {codes:,} codes{levels}"
 
 
 def build_metric_networks(
@@ -163,5 +164,6 @@ def _tokenizer(run: TokenizerRun) -> Tokenizer:
         run.quantizer,
         run.codebook_size,
         stages=run.stages,
+        scales=run.scales,
         quantizer_options={"seed": run.seed} | run.quantizer_options,
     )

@@ -25,6 +25,15 @@ def test_latents_pass_unchanged_with_their_gradient_and_no_loss(training):
         quantizer.decode(out.indices)
 
 
+def test_masked_latents_are_zero_and_have_no_index():
+    quantizer, z = build_quantizer(CONTINUOUS, 8, 1, channel_dim=1), torch.randn(2, 8, 3)
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    out = quantizer(z, mask)
+    assert torch.equal(out.indices, quantizer.encode(z, mask))
+    assert out.indices.tolist() == [[0, -1, 0], [0, 0, 0]]
+    assert torch.equal(out.quantized, torch.where(mask[:, None], z, 0))
+
+
 def test_a_tokenizer_without_a_quantizer_is_saved_and_loaded_and_is_no_method(tmp_path):
     tokenizer = Tokenizer(SMALL, CONTINUOUS, 1)
     tokenizer.save_pretrained(tmp_path)
