@@ -23,8 +23,6 @@ def search_grid(quantizer: str, codebook_size: int) -> list[dict[str, Any]]:
         "lgq": [{"peak_weight": 0.005 * times, "diversity_weight": 0.005 * times} for times in (3, 10, 30)],
         "ibq": [{"entropy_weight": 0.5}, {"init_std": 0.125}, {"entropy_weight": 0.5, "init_std": 0.125}],
         "lfq": [{"entropy_weight": weight} for weight in (0.03, 0.3, 1.0)],
-        "bsq": [{"entropy_weight": weight} for weight in (0.03, 0.3, 1.0)],
-        "diveq": [{"noise_variance": variance} for variance in (0.001, 0.02, 0.1)],
         "simvq": [{"weight": weight} for weight in (1.0, 3.0, 30.0)],
         "vq": [{"decay": 0.8}, {"commitment_weight": 1.0}, revival],
         "rotvq": [{"decay": 0.99}, {"commitment_weight": 0.25}, revival],
