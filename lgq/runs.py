@@ -38,7 +38,7 @@ AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
 _log = logging.getLogger(__name__)
 
 BEST_OPTIONS = Path(__file__).parent / "best_options.json"
-"""File of the options that searches found best (`lgq.experiments.search`)."""
+"""File of the options that searches found best (`lgq.experiments.option_search`)."""
 
 _FACTS = {
     TokenizerRun: {"data", "validation_data", *HISTORY_FIELDS},
