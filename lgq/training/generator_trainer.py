@@ -189,6 +189,9 @@ class GeneratorTrainer(Trainer):
         model = {"kind": "generator", "image_size": self.maskgit.image_size}
         return model | to_json(self.run) | self._sources
 
+    def default_config(self) -> dict[str, Any]:
+        return to_json(GeneratorRun())
+
     def _accumulate(self, step: int) -> dict[str, Tensor]:
         tokens, classes = self._next_tokens()
         # Drawn on the CPU, so that a seed means the same masks on every device.

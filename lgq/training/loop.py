@@ -195,7 +195,8 @@ class _Loop:
             return
         state = self.checkpoints.load(path)
         saved, scored = state["config"], state["best"]["score"] is not None
-        require_same_settings(self.run, saved, self.trainer.config(), validated=scored)
+        config, defaults = self.trainer.config(), self.trainer.default_config()
+        require_same_settings(self.run, saved, config, defaults, validated=scored)
         history, planned = History.of(saved), saved["loop"]["steps"]
         history.require_start(self.run, self.trainer.history.start_from)
         self.trainer.history = history.continued(

@@ -85,13 +85,16 @@ def has_checkpoints(run: Path) -> bool:
 
 
 def require_same_settings(
-    run: Path, saved: dict[str, Any], current: dict[str, Any], *, validated: bool
+    run: Path, saved: dict[str, Any], current: dict[str, Any], defaults: dict[str, Any], *, validated: bool
 ) -> None:
     """Refuse to resume with settings that change the run's weights; the error names those that differ.
 
+    defaults: what a setting had that the run does not know, as it was saved by an earlier version.
     validated: whether the run has a best score, with which later ones are compared.
     """
     before, now = settings_by_path(saved), settings_by_path(current)
+    added = {path: value for path, value in settings_by_path(defaults).items() if path in now}
+    before = added | before
     ignored = set(HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
     if before.get("quantizer") != now.get("quantizer"):
         ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all

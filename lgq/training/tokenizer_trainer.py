@@ -26,7 +26,7 @@ from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.models.inception import FEATURES
 from lgq.quantizers import Residual
-from lgq.tokenizer import Tokenized, Tokenizer
+from lgq.tokenizer import Tokenized, Tokenizer, default_options
 from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
@@ -153,6 +153,9 @@ class TokenizerTrainer(Trainer):
             "data": _describe(self._loader),
             "validation_data": _describe(self._validation_loader),
         }
+
+    def default_config(self) -> dict[str, Any]:
+        return to_json(TokenizerRun()) | {"quantizer_options": default_options(self.run.quantizer)}
 
     def watch(self) -> Watch:
         images = min(self.run.validation_images, len(self._validation_loader.dataset))

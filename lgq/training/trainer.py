@@ -121,6 +121,10 @@ class Trainer(ABC):
     def config(self) -> dict[str, Any]:
         """Return everything that the weights depend on, resolved, as JSON; it has a `seed`."""
 
+    @abstractmethod
+    def default_config(self) -> dict[str, Any]:
+        """Return the defaults of the settings in `config`."""
+
     def described(self) -> dict[str, Any]:
         """Return the content of config.json: `config`, and the history of the run where it has one."""
         return self.config() | self.history.described()

@@ -51,6 +51,9 @@ class Walk(Trainer):
     def config(self) -> dict[str, Any]:
         return {"seed": 3, "stride": self.stride, "nested": {"deep": [1, 2]}, "loop": to_json(self.run.loop)}
 
+    def default_config(self) -> dict[str, Any]:
+        return {"newer": 1}
+
     def train_step(self, step: int) -> dict[str, Tensor]:
         self.visited.append(step)
         if step in self.signals:
@@ -272,6 +275,20 @@ def test_other_settings_are_refused_by_name(tmp_path):
         walk(tmp_path, stride=2.0, settings=longer)
     assert_identical(content(tmp_path), before)
     assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_of_an_earlier_version_goes_on_with_the_defaults_of_newer_settings(
+    tmp_path, monkeypatch, changed
+):
+    walk(tmp_path, signals={2: signal.SIGTERM})
+    older = Walk.config
+    monkeypatch.setattr(Walk, "config", lambda self: older(self) | {"newer": 2 if changed else 1})
+    if not changed:
+        assert walk(tmp_path).visited[0] == 3
+        return
+    with pytest.raises(LGQError, match=r"other settings: `newer` \(was 1, now 2\)"):
+        walk(tmp_path)
 
 
 def test_settings_that_do_not_change_the_weights_may_change(tmp_path):
