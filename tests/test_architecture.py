@@ -17,7 +17,7 @@ TIERS = [
     {"quantizers", "models", "data", "plots"},
     {"hub"},
     {"tokenizer"},
-    {"maskgit"},
+    {"maskgit", "interop"},
     {"metrics"},
     {"inference"},
     {"training"},

@@ -1,0 +1,1 @@
+"""Tokens, data sets and trained models of other libraries, in and out."""
