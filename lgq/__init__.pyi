@@ -1,5 +1,6 @@
 # The public names and where they live: read by type checkers, and by `lgq/__init__.py` at run time.
 
+from . import interop as interop
 from . import metrics as metrics
 from . import models as models
 from . import quantizers as quantizers
@@ -14,6 +15,7 @@ from .inference.encode import encode as encode
 from .inference.inpaint import inpaint as inpaint
 from .inference.reconstruct import reconstruct as reconstruct
 from .inference.sample import sample as sample
+from .interop.checkpoints import import_tokenizer as import_tokenizer
 from .maskgit import MaskGIT as MaskGIT
 from .maskgit import load_generator as load_generator
 from .metrics.code_usage import CodeUsage as CodeUsage

@@ -51,7 +51,7 @@ LONG = {
     "train": TINY,
 }
 """Commands that take minutes as they stand."""
-TESTED_ELSEWHERE = {"demo", "weights"}
+TESTED_ELSEWHERE = {"demo", "import", "weights"}
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -91,6 +91,7 @@ COMMANDS = {
         plugins=False,
     ),
     "shard": Entry("images", "Shard", "write images into WebDataset shards", True, plugins=False),
+    "import": Entry("interop", "Import", "make a tokenizer of a published checkpoint", plugins=False),
     "train": Entry("train", "Train", "train a tokenizer", True),
     "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
     "runs": Entry("train", "Runs", "list the named runs"),

@@ -1,6 +1,6 @@
 """The convolutional encoder and decoder of VQ-GAN (Esser et al. 2021), as LGQ (Altun et al. 2026) sizes them.
 
-b = images, h w = height and width in pixels, c = channels.
+b = images, h w = height and width in pixels, c = channels, o = channels of an output.
 
 `Backbone()` is the paper's ImageNet model: f = 16, 13,995,712 + 13,995,523 parameters. Smaller models differ
 only in the settings:
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from lgq.checks import require_at_least, require_at_most, require_images
 from lgq.errors import LGQError
 
-_MAX_BLOCKS, _MAX_LEVELS = 1_000, 16  # so that no settings file can ask for an endless network
+MAX_BLOCKS, MAX_LEVELS = 1_000, 16  # so that no settings file can ask for an endless network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +49,23 @@ class Backbone:
 
     def __post_init__(self) -> None:
         require_at_least(1, blocks=self.blocks)
-        require_at_most(_MAX_BLOCKS, blocks=self.blocks)
-        if len(self.widths) > _MAX_LEVELS:
-            raise LGQError(f"`widths` must be at most {_MAX_LEVELS} numbers, got {len(self.widths)}.")
-        _require_divides("`groups`", self.groups, "`widths`", self.widths)
-        _require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
+        require_at_most(MAX_BLOCKS, blocks=self.blocks)
+        if len(self.widths) > MAX_LEVELS:
+            raise LGQError(f"`widths` must be at most {MAX_LEVELS} numbers, got {len(self.widths)}.")
+        require_divides("`groups`", self.groups, "`widths`", self.widths)
+        require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
         if self.attention_heads != 0:
             name = "`attention_heads` (0 for none)"
-            _require_divides(name, self.attention_heads, "the last of `widths`", self.widths[-1:])
+            require_divides(name, self.attention_heads, "the last of `widths`", self.widths[-1:])
 
     @property
     def factor(self) -> int:
         """Side, in pixels, of the patch that becomes one latent: f in the paper."""
         return int(2 ** (len(self.widths) - 1))
+
+    def networks(self) -> tuple["Encoder", "Decoder"]:
+        """Build an encoder and its decoder."""
+        return Encoder(self), Decoder(self)
 
 
 class Encoder(nn.Module):
@@ -79,13 +83,7 @@ class Encoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "b 3 h w"]
     ) -> Float[Tensor, "b {self.latent_channels} h//{self.factor} w//{self.factor}"]:
-        require_images(images)
-        height, width = images.shape[2:]
-        if height % self.factor or width % self.factor:
-            raise LGQError(
-                f"height and width must be multiples of {self.factor}, got {height} x {width}: "
-                "crop, pad or resize the images."
-            )
+        require_divisible_images(images, self.factor)
         features = self.bottleneck(self.levels(self.stem(images)))
         latents: Tensor = self.norm(self.to_latent(features))
         return latents
@@ -105,40 +103,59 @@ class Decoder(nn.Module):
     def forward(
         self, latents: Float[Tensor, "b {self.latent_channels} h w"]
     ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
-        if latents.ndim != 4 or latents.shape[1] != self.latent_channels:
-            raise LGQError(
-                f"latents must have shape (b, {self.latent_channels}, h, w), got {tuple(latents.shape)}: "
-                "the channels are `latent_channels` of the Backbone, on axis 1."
-            )
+        require_latents(latents, self.latent_channels)
         features = self.levels(self.bottleneck(self.from_latent(latents)))
         images: Tensor = self.to_image(features)
         return images
 
 
-class Skip(nn.Module):
-    """Computes x + branch(x); with checkpointing, training recomputes the branch in the backward pass."""
+def require_divisible_images(images: Tensor, factor: int) -> None:
+    require_images(images)
+    height, width = images.shape[2:]
+    if height % factor or width % factor:
+        raise LGQError(
+            f"height and width must be multiples of {factor}, got {height} x {width}: "
+            "crop, pad or resize the images."
+        )
 
-    def __init__(self, branch: nn.Module, *, checkpointing: bool):
+
+def require_latents(latents: Tensor, channels: int) -> None:
+    if latents.ndim != 4 or latents.shape[1] != channels:
+        raise LGQError(
+            f"latents must have shape (b, {channels}, h, w), got {tuple(latents.shape)}: "
+            "the channels are `latent_channels` of the Backbone, on axis 1."
+        )
+
+
+class Skip(nn.Module):
+    """Computes x + branch(x); with checkpointing, training recomputes the branch in the backward pass.
+
+    shortcut: layer in place of the first x, where the branch changes the number of channels.
+    """
+
+    def __init__(self, branch: nn.Module, *, checkpointing: bool, shortcut: nn.Module | None = None):
         super().__init__()
         self.branch = branch
         self.checkpointing = checkpointing
+        self.shortcut = shortcut
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h w"]:
         if self.checkpointing and self.training and torch.is_grad_enabled():
             # No branch draws random numbers, so there is no random state to restore.
             change: Tensor = checkpoint(self.branch, x, use_reentrant=False, preserve_rng_state=False)
         else:
             change = self.branch(x)
-        return x + change  # x first: the sum takes the memory format of its first term
+        kept = x if self.shortcut is None else self.shortcut(x)
+        return kept + change  # x first: the sum takes the memory format of its first term
 
 
 class SelfAttention(nn.Module):
     """Self-attention of every position to every position; a branch for `Skip`."""
 
-    def __init__(self, width: int, *, heads: int, groups: int):
+    def __init__(self, width: int, *, heads: int, groups: int, eps: float = 1e-5):
         super().__init__()
         self.heads = heads
-        self.norm = nn.GroupNorm(groups, width)
+        self.norm = nn.GroupNorm(groups, width, eps=eps)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -180,7 +197,7 @@ def _blocks(backbone: Backbone, width: int) -> list[nn.Module]:
     return [Skip(branch, checkpointing=backbone.checkpointing) for branch in branches]
 
 
-def _require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
+def require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
     for label, values in ((name, (divisor,)), (owner, numbers)):
         if not values or min(values) < 1:
             raise LGQError(f"{label} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")
