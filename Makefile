@@ -41,10 +41,10 @@ clean:
 # What a user needs.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[viewer]'
 	touch $@
 
 # What the tests need on top: tools, the libraries that results are compared with, UMAP and W&B.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,diffusers,umap,wandb]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,diffusers,umap,viewer,wandb]'
 	touch $@

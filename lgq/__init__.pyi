@@ -20,11 +20,16 @@ from .maskgit import MaskGIT as MaskGIT
 from .maskgit import load_generator as load_generator
 from .metrics.code_usage import CodeUsage as CodeUsage
 from .models.sampling import Sampling as Sampling
+from .quantizers import BSQ as BSQ
 from .quantizers import FSQ as FSQ
 from .quantizers import IBQ as IBQ
 from .quantizers import LFQ as LFQ
 from .quantizers import LGQ as LGQ
 from .quantizers import VQ as VQ
+from .quantizers import DiVeQ as DiVeQ
+from .quantizers import Grouped as Grouped
+from .quantizers import MultiScale as MultiScale
+from .quantizers import ProjectedVQ as ProjectedVQ
 from .quantizers import Residual as Residual
 from .quantizers import RotVQ as RotVQ
 from .quantizers import SimVQ as SimVQ
@@ -36,5 +41,6 @@ from .tokenizer import Tokenizer as Tokenizer
 from .tokenizer import load_tokenizer as load_tokenizer
 from .training.generator_trainer import train_generator as train_generator
 from .training.tokenizer_trainer import train as train
+from .viewer.view import view as view
 
 __version__: str

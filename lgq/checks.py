@@ -71,6 +71,18 @@ def require_channels(z: Tensor, dim: int, channel_dim: int) -> None:
         raise LGQError(f"latents must be floating point, got {z.dtype}: convert them first.")
 
 
+def require_mask(mask: Tensor, tokens: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool:
+        raise LGQError(
+            f"`mask` must be boolean, True for vectors that count, got {mask.dtype}: compare first."
+        )
+    if not is_jit_traced() and mask.shape != tokens:
+        raise LGQError(
+            f"`mask` must have one value per vector, so shape {tuple(tokens)}, got {tuple(mask.shape)}: "
+            f"leave out the axis of the channels."
+        )
+
+
 def require_images(images: Tensor) -> None:
     if not images.is_floating_point():
         raise LGQError(

@@ -37,11 +37,17 @@ from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.generator_trainer import train_generator
 from lgq.training.journal import read_records
 from lgq.training.loop import Outcome
+from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import train
+from lgq.viewer.standalone import export_page
+from lgq.viewer.studio import Model, Studio
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
 """Directories inside the demo's: the tokenizer's run, the tokens of the photographs, the generator's run."""
+
+PAGE = "view.html"
+"""The tokenizer as a page of the viewer (`lgq view --export`)."""
 
 _BATCH = 64
 _GRID_COLUMNS, _GRID_SCALE = 8, 5
@@ -57,9 +63,10 @@ _CAPTIONS = {
     "usage": "How often each code occurs, over training and held-out images.",
     "training": "The training of the tokenizer, step by step.",
     "samples": "New images, drawn token by token as parts of one photograph or another.",
+    PAGE: "All of it to look at in a browser: pictures, tokens, codes, and how they grew.",
     "inpainting": "A training photograph whose right half the generator redraws from the left half.",
 }
-"""What each picture shows, by the stem of its file."""
+"""What each picture shows, by the stem of its file, and the page."""
 
 
 class Picture(NamedTuple):
@@ -119,9 +126,10 @@ def demo_run() -> TokenizerRun:
         # The training photographs are brown and red; the sky of a held-out one is blue.
         crop=RandomCrop(smallest_area=0.5, exchange=1 / 3),
         precision="float32",
-        learning_rate=1e-3,
         schedule=Schedule(kind="cosine", warmup_steps=100),
+        clip=None,
         channels_last=True,
+        loss=LossWeights(lpips=0.0, gan=0.0),  # so that nothing has to be fetched
         loop=LoopSettings(steps=1_000, log_every=20, validate_every=200, checkpoint_every=100, keep=1),
     )
 
@@ -163,6 +171,9 @@ def run_demo(
             for stem, png in pngs.items():
                 replace_file(out / f"{stem}.png", png)
                 drawn.append(Picture(out / f"{stem}.png", _CAPTIONS[stem]))
+        model = Model("demo", load_tokenizer(out / RUN, "last"), out / RUN)
+        export_page(Studio([model]), out / PAGE)
+        drawn.append(Picture(out / PAGE, _CAPTIONS[PAGE]))
     return DemoResult(outcome=outcome, values=values, pictures=drawn, seconds=time.monotonic() - began)
 
 

@@ -312,6 +312,7 @@ def _open_tokens(
             fingerprint=generator.tokenizer.fingerprint(),
             codebook_size=generator.tokenizer.codebook_size,
             stages=generator.tokenizer.stages,
+            scales=generator.tokenizer.scales,
             grid=(height, width),
             image_size=generator.image_size,
             classes=() if unlabelled else generator.classes,

@@ -232,6 +232,9 @@ def build_pretrained(build: Callable[[], Model], config: Path, weights: Path) ->
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):  # wrong settings must not take memory
                 expected = build()._saved_network().state_dict()
+            for name in expected:
+                if name.endswith("_extra_state"):  # older weights of some quantizers have none: they began
+                    tensors.setdefault(name, torch.tensor(False))
             _require_fit(_describe(expected), _describe(tensors), weights)
             model = build()
     except PretrainedError:

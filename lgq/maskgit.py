@@ -40,7 +40,7 @@ from lgq.hub import (
     require_room_for_copy,
 )
 from lgq.models import in_eval_mode
-from lgq.models.sampling import Sampling, sample_tokens
+from lgq.models.sampling import OnStep, Sampling, sample_tokens
 from lgq.models.transformer import MaskedTransformer, TransformerSettings
 from lgq.tokenizer import Tokenizer
 
@@ -92,8 +92,12 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             rule = f"a multiple of {tokenizer.factor}, the tokenizer's factor"
             raise LGQError(f"`image_size` must be {rule}, got {image_size}.")
         self.image_size, self.classes = image_size, tuple(classes)
-        side = image_size // tokenizer.factor
-        self.token_shape = (side, side) if tokenizer.stages == 1 else (side, side, tokenizer.stages)
+        if tokenizer.scales:
+            raise LGQError(
+                "MaskGIT predicts tokens of one grid, not of `scales`, which need a next-scale generator; "
+                "train a tokenizer without `scales`."
+            )
+        self.token_shape = tokenizer.token_shape(image_size)
         self.transformer = MaskedTransformer(
             tokenizer.codebook_size, prod(self.token_shape), len(classes), transformer
         )
@@ -113,16 +117,23 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         return self
 
     def sample(
-        self, classes: Classes, sampling: Sampling = _DEFAULT, *, seed: int = 0
+        self,
+        classes: Classes,
+        sampling: Sampling = _DEFAULT,
+        *,
+        seed: int = 0,
+        on_step: OnStep | None = None,
     ) -> Int64[Tensor, "b *token_shape"]:
         """Draw the tokens of new images, one per class: the same for the same seed, classes and device.
 
         classes: names, numbers or both, in a list, or numbers in a tensor.
         seed: 0 or more; a CPU uses its lowest 32 bits.
+        on_step: is called after each step with its number, the number of steps, all tokens of each image in a
+            row (masked ones are `transformer.mask_token`), and the probability of those that it set.
         """
         numbers = self.class_numbers(classes)
         blank = torch.full((len(numbers), *self.token_shape), self.transformer.mask_token)
-        return self._fill(blank, numbers, sampling, seed)
+        return self._fill(blank, numbers, sampling, seed, on_step)
 
     def generate(
         self, classes: Classes, sampling: Sampling = _DEFAULT, *, seed: int = 0
@@ -138,6 +149,7 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
         sampling: Sampling = _DEFAULT,
         *,
         seed: int = 0,
+        on_step: OnStep | None = None,
     ) -> Int64[Tensor, "b *token_shape"]:
         """Redraw the tokens where the mask is true; with another class than the image's, this edits it."""
         numbers = self.class_numbers(classes)
@@ -152,10 +164,13 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
             rule = f"one value for each place of {_shape(tokens.shape[:3])} tokens"
             raise LGQError(f"mask must have {rule}, got shape {_shape(mask.shape)}.")
         hidden = mask.reshape(*mask.shape, *[1] * (tokens.ndim - 3)).to(tokens.device)
-        return self._fill(tokens.masked_fill(hidden, self.transformer.mask_token), numbers, sampling, seed)
+        blank = tokens.masked_fill(hidden, self.transformer.mask_token)
+        return self._fill(blank, numbers, sampling, seed, on_step)
 
     @torch.no_grad()
-    def _fill(self, tokens: Tensor, classes: list[int], sampling: Sampling, seed: int) -> Tensor:
+    def _fill(
+        self, tokens: Tensor, classes: list[int], sampling: Sampling, seed: int, on_step: OnStep | None
+    ) -> Tensor:
         device = self.transformer.positions.device
         with in_eval_mode(self.transformer):
             flat = sample_tokens(
@@ -167,6 +182,7 @@ class MaskGIT(HubModel, tags=["image-generation", "masked-image-modeling"]):
                 null_class=self.transformer.null_class,
                 grid=self.token_shape,
                 generator=torch.Generator(device).manual_seed(seed),
+                on_step=on_step,
             )
         return flat.view(tokens.shape)
 

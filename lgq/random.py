@@ -32,6 +32,7 @@ class Stream(IntEnum):
     STREAM_SHARDS = 9
     STREAM_BLOCK = 10
     FEATURES = 11
+    BOOTSTRAP = 12
 
 
 def random_bits(stream: Stream, *key: int) -> int:

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int64, Integer
 from PIL import Image
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_at_most, require_image_values
+from lgq.checks import require_at_least, require_at_most, require_image_values, require_tensor
 from lgq.config import from_json, to_json
 from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
@@ -44,7 +44,15 @@ from lgq.hub import (
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.models.vqgan_names import CODEBOOK, DIFFUSERS, diffusers_settings, to_theirs
-from lgq.quantizers import QUANTIZERS, Quantized, Residual, build_quantizer, require_quantizer
+from lgq.quantizers import (
+    QUANTIZERS,
+    MultiScale,
+    Quantized,
+    Quantizer,
+    Residual,
+    build_quantizer,
+    require_quantizer,
+)
 from lgq.quantizers.base import draw_seed
 
 _PAPER = Backbone()
@@ -67,6 +75,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     quantizer: a name from `lgq.quantizers.QUANTIZERS`.
     codebook_size: number of codes per stage.
     stages: above 1, a residual quantizer; tokens then have a trailing axis of stages.
+    scales: sides of the grids of a multi-scale quantizer (VAR), such as (1, 2, 4, 8); tokens are then one
+        sequence per image, the coarsest grid first. The last one stands for all tokens of a side.
     quantizer_options: keyword arguments of the quantizer's constructor. Its `seed` is 0 by default; None
         draws one from torch's default generator.
 
@@ -88,11 +98,14 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         codebook_size: int = 16_384,
         *,
         stages: int = 1,
+        scales: tuple[int, ...] = (),
         quantizer_options: dict[str, Any] | None = None,
     ):
         super().__init__()
         require_at_least(1, stages=stages)
         require_at_most(_MOST_STAGES, stages=stages)
+        if scales and stages > 1:
+            raise LGQError(f"a tokenizer has `stages` or `scales`, got {stages} stages and scales {scales}.")
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
         self.backbone = backbone
         self.encoder, self.decoder = backbone.networks()
@@ -103,15 +116,44 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "quantizer": quantizer,
             "codebook_size": codebook_size,
             "stages": stages,
+            "scales": list(scales),
             "quantizer_options": to_json(options),
         }
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
+        self.scales = tuple(scales)
         options = self.settings["quantizer_options"] | {"channel_dim": 1}
         quantizers = [
             build_quantizer(quantizer, backbone.latent_channels, codebook_size, **options)
             for _ in range(stages)
         ]
-        self.quantizer = quantizers[0] if stages == 1 else Residual(quantizers, channel_dim=1)
+        self.quantizer: Quantizer = quantizers[0]
+        if stages > 1:
+            self.quantizer = Residual(quantizers, channel_dim=1)
+        elif scales:
+            self.quantizer = MultiScale(quantizers[0], self.scales, channel_dim=1)
+
+    @property
+    def levels(self) -> int:
+        """Number of stages or scales, whose codes are counted apart."""
+        return len(self.scales) or self.stages
+
+    def by_level(
+        self, tokens: Int64[Tensor, "b *tokens"], grid: tuple[int, int] | None = None
+    ) -> list[Int64[Tensor, "b ..."]]:
+        """Return the tokens of each stage or scale.
+
+        grid: rows and columns of the latents; needed with `scales` where images are not square.
+        """
+        if isinstance(self.quantizer, MultiScale):
+            return self.quantizer.grids(tokens, grid)
+        return [tokens] if self.stages == 1 else list(tokens.unbind(-1))
+
+    def token_shape(self, image_size: int) -> tuple[int, ...]:
+        """Return the shape of the tokens of a square image."""
+        side = image_size // self.factor
+        if isinstance(self.quantizer, MultiScale):
+            return (sum(self.quantizer.lengths((side, side))),)
+        return (side, side) if self.stages == 1 else (side, side, self.stages)
 
     @property
     def device(self) -> torch.device:
@@ -126,23 +168,32 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         return Tokenized(self._images(quantized.quantized), quantized)
 
     @torch.no_grad()
-    def encode(
-        self, images: Float[Tensor, "b 3 h w"]
-    ) -> Int64[Tensor, "b h//{self.factor} w//{self.factor} *stages"]:
-        """Return the tokens of images, without gradients; the same in train and in eval mode."""
+    def encode(self, images: Float[Tensor, "b 3 h w"]) -> Int64[Tensor, "b *tokens"]:
+        """Return the tokens of images, without gradients; the same in train and in eval mode.
+
+        Their shape is (b, h / f, w / f), with a trailing axis of stages, or (b, l) for the l tokens of all
+        scales.
+        """
         require_image_values(images)
         return self.quantizer.encode(self._latents(images))
 
     @torch.no_grad()
     def decode(
-        self, tokens: Integer[Tensor, "b h w *stages"]
-    ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
+        self, tokens: Integer[Tensor, "b *tokens"], grid: tuple[int, int] | None = None
+    ) -> Float[Tensor, "b 3 h w"]:
         """Return the images of tokens, without gradients and, unlike `forward`, clamped to [-1, 1].
 
-        The first stages of a residual tokenizer suffice; fewer give a coarser image.
+        The first stages or scales suffice; fewer give a coarser image.
+
+        grid: rows and columns of the latents; needed with `scales` where images are not square.
         """
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise LGQError(f"tokens must be integers, got {tokens.dtype}: convert them with .long().")
+        if isinstance(self.quantizer, MultiScale):
+            if tokens.ndim != 2:
+                shape = tuple(tokens.shape)
+                raise LGQError(f"tokens must have shape (b, tokens of all scales), got {shape}.")
+            return self._images(self.quantizer.decode(tokens.long(), grid)).clamp(-1, 1)
         axes = "(b, h, w)" if self.stages == 1 else f"(b, h, w, 1 to {self.stages} stages)"
         shape, dims = tuple(tokens.shape), 3 if self.stages == 1 else 4
         if len(shape) != dims or 0 in shape[1:] or (dims == 4 and shape[3] > self.stages):
@@ -151,7 +202,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
 
-    def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 h w *stages"]:
+    def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 *tokens"]:
         """Return the tokens of one image, on the device of the tokenizer.
 
         image: a file, its bytes, a PIL image, or an array of shape (h, w), (h, w, 3) or (h, w, 4) of uint8,
@@ -168,7 +219,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
         tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
         """
-        if tokens.ndim == (2 if self.stages == 1 else 3):
+        require_tensor("tokens", tokens)
+        if tokens.ndim == (1 if self.scales else 2 if self.stages == 1 else 3):
             tokens = tokens[None]
         pictures = [to_picture(image) for image in self.decode(tokens.to(self.device))]
         return pictures[0] if len(pictures) == 1 else pictures
@@ -197,11 +249,13 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         Only a `VQGANBackbone` has the layers of diffusers, and only VQ of one stage chooses codes as it does.
         """
         backbone, quantizer = self.backbone, self.settings["quantizer"]
+        options = self.settings["quantizer_options"]
         reasons = {
             "its backbone has other layers": not isinstance(backbone, VQGANBackbone),
-            "its latents have length 1": getattr(backbone, "unit_latents", False),
             f"{quantizer} chooses other codes": quantizer not in ("vq", "rotvq"),
-            f"it has {self.stages} stages": self.stages > 1,
+            "it compares codes by cosine": options.get("score") == "cosine",
+            "its codes have a `codebook_dim`": options.get("codebook_dim") is not None,
+            f"it has {self.levels} stages or scales": self.levels > 1,
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), None):
             rule = "VQModel is a VQGANBackbone around a VQ of one stage"
@@ -229,6 +283,10 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             group: {name: value for name, value in self.settings[group].items() if value != values[name]}
             for group, values in defaults.items()
         }
+        if not self.scales:
+            return self._fingerprint_with(
+                {k: v for k, v in (self.settings | chosen).items() if k != "scales"}
+            )
         return self._fingerprint_with(self.settings | chosen)
 
     @classmethod

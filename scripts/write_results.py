@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lgq.files import replace_file
 from lgq.plots.canvas import FAINT, figure_png, panel_figure
+from lgq.reporting import which_quantizer
 from lgq.reporting.charts import band_of, charts_of, over_steps, row_styles
 from lgq.reporting.page import report
 from lgq.reporting.paper_tables import COLUMNS, build_table, table_specs
@@ -25,6 +26,8 @@ REPORT = ROOT / "docs" / "results" / "report.html"
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "quantizers.md")
 PICTURE = ROOT / "docs" / "images" / "comparison.png"
+WHICH_QUANTIZER = ROOT / "docs" / "which-quantizer.md"
+WHICH_PICTURE = ROOT / "docs" / "images" / "which-quantizer.png"
 MILLION = 2**20
 _PLAIN = "the plain formula's"
 _HEADLINE_COLUMNS = ("psnr", "ssim", "lpips", "rfid", "utilization", "perplexity")
@@ -134,6 +137,8 @@ def main() -> None:
     for page in PAGES:
         replace_file(page, rewritten(page.read_text(), parts).encode())
     replace_file(PICTURE, headline_png(results))
+    replace_file(WHICH_QUANTIZER, which_quantizer.page(results).encode())
+    replace_file(WHICH_PICTURE, which_quantizer.picture(results))
     report(RESULTS, REPORT)
 
 

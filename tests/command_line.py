@@ -6,7 +6,7 @@ from lgq.cli import main
 
 _TINY = """
 --image-size 16 --backbone.widths 8 16 --backbone.groups 4 --batch-size 4 --codebook-size 16 --workers 0
---validation-images 8 --log-every 1
+--validation-images 8 --log-every 1 --loss.lpips 0
 """
 TINY_TOKENIZER = _TINY.split()
 """Options of a run whose steps take no time."""

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from lgq.quantizers import QUANTIZERS, Quantizer, Residual, build_quantizer
+import torch
+
+from lgq.quantizers import (
+    QUANTIZERS,
+    Grouped,
+    MultiScale,
+    ProjectedVQ,
+    Quantizer,
+    Residual,
+    build_quantizer,
+)
 
 DIM, SIZE = 6, 32
 
@@ -17,6 +27,13 @@ VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in QUANTIZERS
     "fsq levels": ("fsq", {"levels": (2, 16)}),
     "lfq plain": ("lfq", {"entropy_weight": 0.0}),
     "simvq linear": ("simvq", {"transform": "linear", "weight": 1.0}),
+    "bsq groups": ("bsq", {"groups": 5}),
+    "lgq cosine": ("lgq", {"score": "cosine", "codebook_dim": 3}),
+    "lgq data scale": ("lgq", {"scale": "data"}),
+    "ibq cosine": ("ibq", {"score": "cosine", "codebook_dim": 3}),
+    "vq cosine": ("vq", {"score": "cosine", "codebook_dim": 3}),
+    "vq gradient": ("vq", {"learning": "gradient", "matching_weight": 0.1, "restart_below": 0.5}),
+    "simvq cosine": ("simvq", {"score": "cosine", "codebook_dim": 3}),
 }
 
 Build = Callable[..., Quantizer]
@@ -30,8 +47,33 @@ def singles() -> dict[str, Build]:
 
 
 def family() -> dict[str, Build]:
-    def residual(**more) -> Quantizer:
-        stages = [build_quantizer(name, DIM, SIZE, seed=0) for name in ("lgq", "vq", "fsq")]
-        return Residual(stages, **more)
+    """All of the singles, and compositions and nests of them."""
 
-    return singles() | {"residual": residual}
+    def stages(*names: str, dim: int = DIM) -> list[Quantizer]:
+        return [build_quantizer(name, dim, SIZE, seed=0) for name in names]
+
+    def halves(name: str) -> Quantizer:
+        return build_quantizer(name, DIM // 2, SIZE, seed=0)
+
+    def projected(**more) -> Quantizer:
+        features = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
+        return ProjectedVQ(features, DIM, **{"seed": 0} | more)
+
+    return singles() | {
+        "projected": projected,
+        "residual": lambda **more: Residual(stages("lgq", "vq", "fsq"), **more),
+        "residual shared": lambda **more: Residual.of(lambda: stages("vq")[0], 3, shared=True, **more),
+        "grouped": lambda **more: Grouped(stages("lgq", "vq", dim=DIM // 2), **more),
+        "grouped shared": lambda **more: Grouped.of(lambda: halves("vq"), 2, shared=True, **more),
+        "grouped residual": lambda **more: Grouped.of(
+            lambda: Residual(stages("lgq", "lgq", dim=DIM // 2)), 2, **more
+        ),
+        "residual grouped": lambda **more: Residual.of(
+            lambda: Grouped.of(lambda: halves("lgq"), 2), 2, **more
+        ),
+        "multiscale": lambda **more: MultiScale(stages("lgq")[0], (1, 2, 4), axes=1, **more),
+    }
+
+
+CLASSES = [*QUANTIZERS, "projected", "residual", "grouped", "multiscale"]
+"""One of each class, for laws that take long."""

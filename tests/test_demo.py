@@ -88,9 +88,11 @@ def test_the_same_call_continues_to_the_end(demo):
 
 def test_every_picture_is_written_and_has_a_sentence(demo):
     paths = [picture.path for picture in demo.finished.pictures]
-    assert {path.name for path in demo.out.iterdir()} == PICTURES | DIRECTORIES
-    assert sorted(paths) == sorted(demo.out / name for name in PICTURES)
-    for path, caption in demo.finished.pictures:
+    assert {path.name for path in demo.out.iterdir()} == {*PICTURES, *DIRECTORIES, "view.html"}
+    assert sorted(paths) == sorted(demo.out / name for name in (*PICTURES, "view.html"))
+    *pictures, page = demo.finished.pictures
+    assert "<title>lgq view</title>" in page.path.read_text()
+    for path, caption in pictures:
         with Image.open(path) as image:
             image.load()
             assert image.format == "PNG"

@@ -24,6 +24,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 SMALL = ["--vectors", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
 TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
+TINY += ["--loss.lpips", "0"]
 TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
 GENERATED = ["--samples", "4", "--sampling-seeds", "0", "--workers", "0", "--steps", "2"]
@@ -51,7 +52,7 @@ LONG = {
     "train": TINY,
 }
 """Commands that take minutes as they stand."""
-TESTED_ELSEWHERE = {"demo", "import", "weights"}
+TESTED_ELSEWHERE = {"demo", "import", "view", "weights"}
 
 
 def blocks(page: Path, language: str) -> list[str]:

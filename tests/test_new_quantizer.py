@@ -82,14 +82,17 @@ def build():
     return lambda **options: Toy(DIM, SIZE, **{"seed": 0} | options)
 
 
-build_single = build
+build_single = build_class = build_maskable = build
 
 _spec = importlib.util.spec_from_file_location("laws", Path(__file__).parent / "quantizers" / "test_laws.py")
 _laws = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_laws)
 # Every law that takes a quantizer is a test of this module too, in which the fixture `build` gives the toy.
 for _name, _law in vars(_laws).items():
-    if _name.startswith("test_") and {"build", "build_single"} & signature(_law).parameters.keys():
+    if (
+        _name.startswith("test_")
+        and {"build", "build_single", "build_class", "build_maskable"} & signature(_law).parameters.keys()
+    ):
         globals()[_name] = _law
 
 

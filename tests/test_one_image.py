@@ -162,6 +162,11 @@ def test_bytes_are_refused_with_the_way_out(call, tokenizer, without_shape_check
         getattr(tokenizer, call)(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
 
 
+def test_tokens_as_an_array_are_refused_with_the_way_out(tokenizer, without_shape_checks):
+    with pytest.raises(LGQError, match=r"tokens must be a tensor, got ndarray: convert by torch.as_tensor"):
+        tokenizer.decode_image(np.zeros((2, 2), np.int64))
+
+
 @over_calls
 def test_an_array_is_refused_with_the_way_out(call, tokenizer, without_shape_checks):
     with pytest.raises(LGQError, match=r"got numpy.ndarray: .* torch.from_numpy.* to encode_image"):

@@ -25,6 +25,7 @@ from lgq.runs import (
     run,
     tokenizer_names,
     with_file,
+    without_quantizer,
 )
 from lgq.tokenizer import Tokenizer
 from lgq.training.losses import LossWeights
@@ -75,10 +76,21 @@ def test_imagenet256_is_the_run_of_the_paper():
 @pytest.mark.parametrize("quantizer", QUANTIZERS)
 def test_pocket_is_small_and_gives_the_quantizer_as_many_tokens_as_the_paper(quantizer):
     small = pocket(quantizer)
-    assert 1_000_000 <= sum(parameters(small).values()) <= 3_000_000
-    assert (small.image_size, small.backbone.factor, small.codebook_size) == (64, 8, 1_024)
+    counts = parameters(small)
+    assert 300_000 <= counts["encoder"] + counts["decoder"] <= 600_000
+    assert (small.image_size, small.backbone.factor, small.codebook_size) == (32, 4, 16_384)
+    assert small.backbone.latent_channels == 64
     assert small.batch_size * (small.image_size // small.backbone.factor) ** 2 == 2_048
-    assert (small.loss.lpips, small.loss.gan) == (0, 0)
+    assert (small.loss.lpips, small.loss.lpips_images, small.loss.gan) == (1, 8, 0)
+    assert (small.schedule.kind, small.clip, small.precision) == ("cosine", 1.0, "bf16")
+
+
+def test_a_continuous_autoencoder_has_the_settings_of_the_run_whatever_its_quantizer():
+    start, other = (without_quantizer(pocket(name, budget="table"), steps=9) for name in ("lgq", "fsq"))
+    assert start == other
+    assert (start.quantizer, start.codebook_size, start.loop.steps) == ("none", 1, 9)
+    same = ("backbone", "loss", "batch_size", "learning_rate", "schedule", "clip", "precision", "image_size")
+    assert all(getattr(start, name) == getattr(pocket("lgq"), name) for name in same)
 
 
 def test_the_generator_of_imagenet256_is_the_papers():
@@ -103,7 +115,7 @@ def test_every_named_run_is_described_from_its_settings():
     tokenizers, generators = named_tokenizers(), named_generators()
     assert [described.name for described in tokenizers] == list(tokenizer_names())
     assert [described.name for described in generators] == list(GENERATORS)
-    assert tokenizers[0] == ("pocket-lgq", "LGQ", 64, 8, 1_024, 10_000, tokenizers[0].purpose)
+    assert tokenizers[0] == ("pocket-lgq", "LGQ", 32, 8, 16_384, 10_000, tokenizers[0].purpose)
     assert generators[1][1:6] == ("MaskGIT", 256, 16, 16_384, 1_000_000)
     for described in (*tokenizers, *generators):
         assert re.search(r"\bfor (two CPU cores|(one|four) GPUs?|any machine)$", described.purpose), described

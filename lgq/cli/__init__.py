@@ -40,6 +40,7 @@ from lgq.cli.options import (
     require_known_options,
     require_numbers,
     take_name,
+    with_none,
 )
 from lgq.config import keeps_prefix
 from lgq.errors import LGQError
@@ -90,6 +91,7 @@ COMMANDS = {
         True,
         plugins=False,
     ),
+    "view": Entry("view", "View", "look at a tokenizer and edit tokens, on a page in the browser"),
     "shard": Entry("images", "Shard", "write images into WebDataset shards", True, plugins=False),
     "import": Entry("interop", "Import", "make a tokenizer of a published checkpoint", plugins=False),
     "train": Entry("train", "Train", "train a tokenizer", True),
@@ -183,6 +185,7 @@ def parse(words: list[str]) -> Command:
     require_known_options(words, options, program, lambda: {name: _options(name) for name in COMMANDS})
     require_given(words, options, program)
     require_numbers(words, options)
+    words = with_none(words, options)
     explanation = io.StringIO()
     try:
         with contextlib.redirect_stderr(explanation):

@@ -12,6 +12,7 @@ from rich.text import Text
 from lgq.cli.console import command_line, say, show
 from lgq.cli.options import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
+from lgq.experiments.tasks import WarmStart
 from lgq.training.settings import Precision
 
 
@@ -20,8 +21,8 @@ class Experiment(Computes):
     """Train and evaluate the rows of a table; finished rows are kept, and the same command continues."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """Experiment: comparison, codebook-size, logits, geometry, generation, regularizers, temperature, cost,
-    scaling, seeds, search or variants."""
+    """Experiment: autoencoder, comparison, codebook-size, logits, geometry, generation, regularizers,
+    temperature, cost, scaling, search, gaussian, latents, variants or cold."""
     scale: Literal["smoke", "pocket", "imagenet256"]
     """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
     data: str
@@ -34,7 +35,7 @@ class Experiment(Computes):
     out: Path
     """Results directory, which several machines may share."""
     seeds: int | None = None
-    """Number of training seeds per row, from 0 on; by default 1, and 5 for the experiment of that name."""
+    """Number of training seeds per row, from 0 on; by default 1, at the pocket scale 3 or 5."""
     shard: str = "0/1"
     """Share of the rows to run, such as 0/4 to 3/4 on four machines."""
     only: tuple[str, ...] = ()
@@ -45,6 +46,9 @@ class Experiment(Computes):
     """Steps of every generator; by default the scale's."""
     precision: Precision | None = None
     """Precision of every training; by default the scale's."""
+    warm_start: WarmStart = "auto"
+    """Start every tokenizer from the continuous autoencoder of its seed, which is trained first, where the
+    scale has one (auto), or from random weights (never)."""
     dry_run: bool = False
     """Print the rows, which of them are finished, and how long training takes here; train nothing."""
 
@@ -66,7 +70,10 @@ class Experiment(Computes):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one page with every table, curve and picture of experiments, beside the paper's figures."""
+    """Write one page with every table, curve and picture of experiments, beside the paper's figures.
+
+    It links a page that `lgq view RUN ... --export view.html` wrote beside it.
+    """
 
     results: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RESULTS")]
     """The results directory of `lgq experiment`."""

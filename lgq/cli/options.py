@@ -226,7 +226,8 @@ def require_known_options(
         start = f"{program} has no option {given}"
         if (meant := _OTHER_WORDS.get(given)) in known:
             raise LGQError(f"{start}: did you mean {meant}? See {program} --help.")
-        if close := difflib.get_close_matches(given, known, n=1):
+        nested = [flag for flag in known if flag.endswith(f".{given[2:]}")]
+        if close := nested[:1] or difflib.get_close_matches(given, known, n=1):
             raise LGQError(f"{start}: did you mean {close[0]}? See {program} --help.")
         owners = [
             name for name, others in elsewhere().items() if any(given in other.flags for other in others)
@@ -256,7 +257,7 @@ def require_numbers(words: Sequence[str], options: Iterable[Option]) -> None:
         values = [value] if equals else list(following)
         many = get_origin(option.kind) is tuple
         kinds = get_args(option.kind) if many else (option.kind,)
-        if kinds[0] not in _NUMBERS or not values or values[0] == "None":
+        if kinds[0] not in _NUMBERS or not values or values[0].lower() == "none":
             continue
         singular, plural = _NUMBERS[kinds[0]]
         if kinds[-1] is Ellipsis:
@@ -268,6 +269,21 @@ def require_numbers(words: Sequence[str], options: Iterable[Option]) -> None:
                 raise LGQError(f"{option.flag} takes {rule}, got {given!r}.")
         if Ellipsis not in kinds and len(values) < len(kinds):
             raise LGQError(f"{option.flag} takes {rule}, got {len(values)}: {' '.join(values)}.")
+
+
+def with_none(words: Sequence[str], options: Iterable[Option]) -> list[str]:
+    """Write `none` as help does, and `None`, alike where an option takes numbers."""
+    numbers = {flag for option in options if option.kind in _NUMBERS for flag in option.flags}
+    written, flag = [], ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            flag = name.replace("_", "-")
+            is_none = flag in numbers and value.lower() == "none"
+            written.append(f"{name}=None" if equals and is_none else word)
+        else:
+            written.append("None" if flag in numbers and word.lower() == "none" else word)
+    return written
 
 
 def _is_number(text: str, kind: Callable[[str], float]) -> bool:

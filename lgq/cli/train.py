@@ -34,6 +34,10 @@ _ENDINGS = {
 }
 _NEXT_STEPS = """
 Next (after `make demo`, lgq is .venv/bin/lgq):
+  lgq view
+      Look at a tokenizer of photographs in the browser, and edit its tokens.
+  lgq view {out}/run
+      Look at the tokenizer that you have just trained.
   lgq sample {out}/generator --out more.png --seed 1
       Draw other images.
   lgq reconstruct {out}/run YOUR.jpg --out pictures

@@ -31,6 +31,11 @@ class FolderDataset:
     def __len__(self) -> int:
         return len(self._paths)
 
+    @property
+    def unlabelled(self) -> int:
+        """Number of images that lie outside of the class directories."""
+        return int((self._labels == UNLABELLED).sum())
+
     def __getitem__(self, index: int) -> EncodedImage:
         name = os.fsdecode(self._paths[index].item())
         label = self._labels[index].item()

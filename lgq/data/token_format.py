@@ -19,8 +19,8 @@ A shard holds these tensors, and under the key `lgq` of its metadata a note in J
 shard, images, broken, and a checksum of all this and the tensors), which identifies it while there is no
 header yet:
 
-    tokens      (n, h, w), or (n, h, w, stages) where there are several; in the first of uint8, uint16,
-                uint32 and int64 that holds the codebook
+    tokens      (n, h, w), or (n, h, w, stages) where there are several, or (n, length) for all scales of a
+                multi-scale tokenizer; in the first of uint8, uint16, uint32 and int64 that holds the codebook
     flipped     the same for the images mirrored left and right, if `encoding.flips`
     labels      (n,) int64, -1 for none
     names       all names one after the other, in UTF-8 (`surrogatepass`: any string of Python), as uint8
@@ -86,6 +86,10 @@ class Encoding:
     """Images in the data set, including those that could not be read."""
     shard_size: int
     """Images of the data set per shard; the last one may cover fewer."""
+    scales: tuple[int, ...] = ()
+    """Sides of the grids of a multi-scale tokenizer, whose tokens are one sequence; none for a grid."""
+    length: int = 0
+    """Tokens of all scales; 0 without scales."""
 
     @property
     def shards(self) -> int:
@@ -94,6 +98,8 @@ class Encoding:
     @property
     def token_shape(self) -> tuple[int, ...]:
         """Shape of the tokens of one image."""
+        if self.scales:
+            return (self.length,)
         return self.grid if self.stages == 1 else (*self.grid, self.stages)
 
     @property
@@ -157,8 +163,8 @@ def sha256_of(path: Path) -> str:
 class EncodedBatch(NamedTuple):
     """Images on their way into a shard."""
 
-    tokens: Int64[Tensor, "n h w *stages"]
-    flipped: Int64[Tensor, "n h w *stages"] | None
+    tokens: Int64[Tensor, "n *tokens"]
+    flipped: Int64[Tensor, "n *tokens"] | None
     labels: Int64[Tensor, " n"]
     """Class numbers, -1 where an image has none."""
     names: list[str]

@@ -32,7 +32,7 @@ _WHOLE_NUMBERS = ("U8", "U16", "U32", "I64")
 class TokenizedImage(NamedTuple):
     """An item of a token data set."""
 
-    tokens: Int64[Tensor, "h w *stages"]
+    tokens: Int64[Tensor, "*tokens"]
     label: int | None
     name: str
     """Name of the image within the data set that was encoded."""
@@ -62,7 +62,7 @@ class TokenDataset:
         shard, row = self._place(index)
         return TokenizedImage(shard.tokens("tokens", row), shard.label(row), shard.name(row))
 
-    def flipped(self, index: int) -> Int64[Tensor, "h w *stages"]:
+    def flipped(self, index: int) -> Int64[Tensor, "*tokens"]:
         """Return the tokens of an image mirrored left and right."""
         if not self.encoding.flips:
             raise TokenError(
@@ -182,6 +182,8 @@ def _require_consistent(header: Header) -> None:
     sizes = (*encoding.grid, encoding.codebook_size, encoding.stages, encoding.image_size)
     if min(*sizes, encoding.shard_size, encoding.source_images, header.images) < 1 or max(sizes) > _LARGEST:
         raise LGQError("a size is out of range")
+    if not 0 <= encoding.length <= _LARGEST or bool(encoding.length) != bool(encoding.scales):
+        raise LGQError("the number of tokens is out of range")
     if [shard.file for shard in shards] != [shard_name(number) for number in range(len(shards))]:
         raise LGQError("shards are not named by their numbers")
     counts = [shard.images for shard in shards]
@@ -211,6 +213,7 @@ class TokenMeaning:
     """Fingerprint of the tokenizer."""
     codebook_size: int
     stages: int
+    scales: tuple[int, ...]
     grid: tuple[int, int]
     """Tokens along the height and the width of an image."""
     image_size: int
@@ -234,7 +237,7 @@ class TokenMeaning:
 
     def _difference(self, encoding: Encoding) -> str | None:
         """Describe the first difference and the way out."""
-        for name in ("codebook_size", "stages"):
+        for name in ("codebook_size", "stages", "scales"):
             given, expected = getattr(encoding, name), getattr(self, name)
             if given != expected:
                 return f"its {name} is {given}, not {expected}; use the same tokenizer"

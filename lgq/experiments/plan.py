@@ -16,11 +16,22 @@ from lgq.bench.measure import milliseconds
 from lgq.checks import require_at_least, require_known
 from lgq.config import to_json
 from lgq.data import BrokenImage, ImageDataset, open_dataset
+from lgq.data.images import Subset, random_subset
 from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.experiments.tasks import CostTask, GeneratorTask, Scale, Task, TokenizerTask
+from lgq.experiments.tasks import (
+    AutoencoderTask,
+    CostTask,
+    GaussianTask,
+    GeneratorTask,
+    Measuring,
+    Scale,
+    Task,
+    TokenizerTask,
+    without_defaults,
+)
 from lgq.models.masking import masked_loss
 from lgq.training.networks import require_feasible
 from lgq.training.tokenizer_trainer import TokenizerTrainer
@@ -30,6 +41,7 @@ Images = str | Path | ImageDataset
 """A data set, or what the command line calls DATA."""
 
 _PROBES = 16
+_LEAST_VALIDATION = 2
 _LONGEST_NAME = 100
 _TIMED_STEPS, _SLOW_MS = 3, 5_000
 """Steps to time; fewer once they have taken this long."""
@@ -49,6 +61,22 @@ class Sources:
     """Images to show."""
     names: tuple[str, ...]
     """What the user calls the three."""
+
+    @cached_property
+    def choosing(self) -> ImageDataset:
+        """A random half of the validation images: they choose weights and settings, and no table has them."""
+        return self._halves[0]
+
+    @cached_property
+    def reported(self) -> ImageDataset:
+        """The other half, on which tables are measured."""
+        return self._halves[1]
+
+    @cached_property
+    def _halves(self) -> tuple[Subset, Subset]:
+        half = random_subset(self.validation, len(self.validation) // 2)
+        others = sorted(set(range(len(self.validation))) - set(half.indices))
+        return half, Subset(self.validation, others)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,8 +114,10 @@ class Experiment:
     paper: str = ""
     """Number of the table in the paper, such as "Table 2"; empty where the paper has none."""
     rows: Callable[[Scale], list[Row]]
-    seeds: int = 1
-    """Number of training seeds where the user gives none."""
+    seeds: int = 3
+    """Number of training seeds where the user gives none; a scale may have fewer."""
+    first_seed: int = 0
+    """The first of them."""
 
     @property
     def about(self) -> str:
@@ -118,6 +148,11 @@ def open_sources(data: Images, val_data: Images | None = None, show: Images | No
     show = val_data if show is None else show
     training = _open(data, "data")
     validation = training if val_data is data else _open(val_data, "val_data")
+    if len(validation) < _LEAST_VALIDATION:
+        raise LGQError(
+            f"an experiment needs {_LEAST_VALIDATION} validation images or more, got {len(validation)}: half "
+            "of them choose the best weights, and the other half is measured."
+        )
     shown = validation if show is val_data else _open(show, "show")
     named = [str(x) if isinstance(x, str | Path) else repr(x) for x in (data, val_data, show)]
     return Sources(data=training, validation=validation, shown=shown, names=tuple(named))
@@ -142,10 +177,10 @@ def plan_rows(
     only: Sequence[str] = (),
 ) -> PlannedExperiment:
     """Plan the rows of an experiment; the arguments are those of `lgq.experiment`."""
-    count = experiment.seeds if seeds is None else seeds
+    count = min(experiment.seeds, scale.seeds) if seeds is None else seeds
     require_at_least(1, seeds=count)
     rows: dict[PlannedRow, Task] = {}  # each row once: costs have no seed
-    for seed in range(count):
+    for seed in range(experiment.first_seed, experiment.first_seed + count):
         for row in experiment.rows(scale):
             task = row.task.seeded(seed)
             id = run_id(task, scale, sources.fingerprint)
@@ -162,10 +197,11 @@ def plan_rows(
         shown=sources.names[2],
         images=sources.fingerprint,
         protocol={
-            "steps": scale.tokenizer.loop.steps,
+            "steps": scale.tokenizer.steps,
             "ablation_steps": scale.ablation.steps,
             "generator_steps": scale.generator.loop.steps,
-            "precision": scale.tokenizer.precision,
+            "precision": scale.tokenizer.run.precision,
+            "start_steps": scale.start.steps if scale.start else 0,
             "measuring": to_json(scale.measuring),
         },
         rows=tuple(rows),
@@ -184,9 +220,10 @@ def run_id(task: Task, scale: Scale, images: str) -> str:
 
     images: fingerprint of the sources.
     """
-    content: dict[str, Any] = {"kind": task.kind, "settings": task.settings()}
-    if not isinstance(task, CostTask):
-        content |= {"images": images, "measuring": asdict(scale.measuring)}
+    content: dict[str, Any] = {"kind": task.kind, "settings": task.identity()}
+    if not isinstance(task, CostTask | GaussianTask):
+        measuring = without_defaults(asdict(scale.measuring), asdict(Measuring()))
+        content |= {"images": images, "measuring": measuring}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{task.name()[:_LONGEST_NAME]}-{digest[:8]}"
 
@@ -217,7 +254,7 @@ class Estimate:
     parameters: int
     """Number of learned parameters."""
     seconds: float | None
-    """Training time; None where nothing is trained, or the weights of LPIPS are missing."""
+    """Training time; None where nothing is trained but a quantizer, or the weights of LPIPS are missing."""
 
 
 def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto") -> list[Estimate]:
@@ -230,7 +267,7 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
     estimates = []
     for row, task in planned.rows.items():
         finished, ms = planned.results.is_finished(row.id), None
-        if not finished and not isinstance(task, CostTask):
+        if not finished and isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
             kind = f"{task.kind}, {tokenizer.quantizer}, {tokenizer.codebook_size}, {tokenizer.stages}"
             if kind not in ms_per_step:
@@ -242,7 +279,9 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
     return estimates
 
 
-def _ms_per_step(task: TokenizerTask | GeneratorTask, sources: Sources, device: torch.device) -> float | None:
+def _ms_per_step(
+    task: AutoencoderTask | TokenizerTask | GeneratorTask, sources: Sources, device: torch.device
+) -> float | None:
     """Return the time of the last step, which includes a discriminator that starts late."""
     try:
         if isinstance(task, GeneratorTask):

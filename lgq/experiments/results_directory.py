@@ -3,7 +3,9 @@
     RESULTS/experiments/<name>.json   what was asked for: a `Plan`, with the id of every row's run
     RESULTS/rows/<id>.json            record of a run, written once: a row with a record is finished
     RESULTS/runs/<id>/                its run directory: config.json, metrics.jsonl, best/, last/, ...
-    RESULTS/tokens/<id>/              tokens of a tokenizer; <id>-validation/ those of the validation images
+    RESULTS/tokens/<id>/              tokens of a tokenizer's training images; those of the two halves of the
+                                      validation images are in <id>-choosing/ and <id>-reported/
+    RESULTS/latents/<id>.safetensors  latents of an autoencoder's training images
     RESULTS/pictures/<id>/            PNG files; pictures/originals.png has the images behind them
     RESULTS/locks/<id>/               held by the process that works on a row
 
@@ -31,7 +33,7 @@ class PlannedRow:
     group: str
     """Heading that the row shares with others, such as a codebook size; may be empty."""
     kind: str
-    """tokenizer, generator or cost."""
+    """autoencoder, tokenizer, generator, gaussian, latents or cost."""
     seed: int
     id: str
     """Id of the run."""
@@ -82,6 +84,9 @@ class ResultsDirectory:
 
     def tokens(self, id: str) -> Path:
         return self.root / "tokens" / id
+
+    def latents(self, id: str) -> Path:
+        return self.root / "latents" / f"{id}.safetensors"
 
     def pictures(self, id: str) -> Path:
         return self.root / "pictures" / id

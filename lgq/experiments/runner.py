@@ -22,7 +22,7 @@ from lgq.experiments.plan import Estimate, Images, PlannedExperiment, estimate_r
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import GeneratorTask, Task, named_scale
+from lgq.experiments.tasks import Task, WarmStart, named_scale
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals
@@ -30,6 +30,8 @@ from lgq.training.settings import Precision
 
 _ATTEMPTS, _PAUSE_SECONDS = 200, 0.05
 """How often, and how far apart, to try for the lock on plans, which other processes hold for a moment."""
+_PATIENCE_SECONDS = 5
+"""How long to wait between two looks at what another process works on."""
 _OPTIONS = {
     "scale": "scale",
     "data": "data",
@@ -39,6 +41,7 @@ _OPTIONS = {
     "ablation_steps": "steps",
     "generator_steps": "generator_steps",
     "precision": "precision",
+    "start_steps": "warm_start",
 }
 """Options by the parts of the protocol that they choose."""
 _OF_ALL_EXPERIMENTS = ("scale", "data", "validation_data", "shown")
@@ -85,6 +88,7 @@ def experiment(
     steps: int | None = None,
     generator_steps: int | None = None,
     precision: Precision | None = None,
+    warm_start: WarmStart = "auto",
     dry_run: bool = False,
     device: str | torch.device = "auto",
     command: Sequence[str] = (),
@@ -101,12 +105,16 @@ def experiment(
     shard: "i/n", the i-th of n calls that share the rows; None takes all rows.
     only: labels, groups or names of rows; none takes all rows.
     steps, generator_steps, precision: settings for all rows alike; None takes the scale's.
+    warm_start: "never" trains every tokenizer from random weights, "auto" from the autoencoder of its seed
+        where the scale has one; it is trained before the first row that needs it.
     dry_run: estimate how long the rows take on this machine, and run nothing.
     device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
     command: what the records name as their command.
     """
     table, settings = named_experiment(name), named_scale(scale)
-    settings = settings.adjusted(steps=steps, generator_steps=generator_steps, precision=precision)
+    settings = settings.adjusted(
+        steps=steps, generator_steps=generator_steps, precision=precision, warm_start=warm_start
+    )
     sources = open_sources(data, val_data, show)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
     if val_data is None:
@@ -199,14 +207,26 @@ def _finish(context: Context, task: Task, id: str) -> bool:
         # Another process may have finished it before this one got the lock.
         if _is_finished(results, id):
             return False
-        if isinstance(task, GeneratorTask):
-            _finish(context, task.tokenizer, context.planned.id_of(task.tokenizer))
+        if task.before is not None:
+            _await(context, task.before)
         record = make_record(context, task, id)
         if rank() == 0:
             results.write_record(id, record)
         # All ranks wait for the record, so that none takes the row for unfinished.
         broadcast_from_first(torch.zeros(1))
     return True
+
+
+def _await(context: Context, task: Task) -> None:
+    """Finish a task that others need, or wait for the process that works on it."""
+    id = context.planned.id_of(task)
+    while True:
+        try:
+            _finish(context, task, id)
+            return
+        except LockError as error:
+            _log.info("waiting: %s", error)
+            time.sleep(_PATIENCE_SECONDS)
 
 
 def _is_finished(results: ResultsDirectory, id: str) -> bool:

@@ -1,19 +1,24 @@
-"""Every table of the LGQ paper (Altun et al. 2026) as a function to its rows, and three tables of our own.
+"""Every table of the LGQ paper (Altun et al. 2026) as a function to its rows, and tables of our own.
 
 The docstring of a table is what the report says about it.
 """
 
 import math
 from collections.abc import Callable
-from itertools import product
+from typing import Any
 
 from lgq.checks import require_known
 from lgq.experiments.plan import Experiment, Row
+from lgq.experiments.search import search_grid
 from lgq.experiments.tasks import Scale, Task
 from lgq.quantizers import QUANTIZERS
+from lgq.runs import best_options
 
 EXPERIMENTS: dict[str, Experiment] = {}
 """Every experiment by name, in the paper's order."""
+
+BEST_LABEL = ", best of the search"
+"""End of the label of a row whose options the search chose."""
 
 _GEOMETRY = ("lgq", "ibq", "fsq", "simvq", "rotvq")
 """Quantizers whose geometry the paper compares, and on whose tokens it trains generators."""
@@ -30,6 +35,12 @@ _TEMPERATURES = (
 )  # fmt: skip
 """Temperature at the start, at the end, and the shape between; the first row is the paper's default."""
 
+_MEANS = (0.0, 2.0, 4.0, 8.0)
+"""Means of the Gaussians, as published for other quantizers."""
+
+_SEARCH_SEED = 1_000
+"""No table has a seed as high."""
+
 Rows = Callable[[Scale], list[Row]]
 
 
@@ -39,11 +50,15 @@ def named_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def _table(name: str, title: str, *, paper: str = "", seeds: int = 1) -> Callable[[Rows], Rows]:
+def _table(
+    name: str, title: str, *, paper: str = "", seeds: int = 3, first_seed: int = 0
+) -> Callable[[Rows], Rows]:
     """Register the function that follows as an experiment; the arguments are fields of `Experiment`."""
 
     def register(rows: Rows) -> Rows:
-        EXPERIMENTS[name] = Experiment(name=name, title=title, paper=paper, rows=rows, seeds=seeds)
+        EXPERIMENTS[name] = Experiment(
+            name=name, title=title, paper=paper, rows=rows, seeds=seeds, first_seed=first_seed
+        )
         return rows
 
     return register
@@ -57,12 +72,34 @@ def _row(quantizer: str, task: Task, codebook_size: int | None = None) -> Row:
     return Row(f"{quantizer}-k{codebook_size}", label, task, f"K = {codebook_size:,}")
 
 
-@_table("comparison", "Reconstruction at one codebook size", paper="Table 2")
-def _comparison(scale: Scale) -> list[Row]:
-    """One backbone, seed, data order and number of steps; the quantizer is the only change. Each row is
-    measured at its best validation. The paper leaves VQ out.
+def _published_and_best(scale: Scale, codebook_size: int | None = None) -> list[Row]:
+    """Return every quantizer as published, and with the best options of the search where they differ."""
+    rows = []
+    for name in QUANTIZERS:
+        rows.append(_row(name, scale.row(name, codebook_size), codebook_size))
+        options = best_options(scale.name, name, codebook_size or scale.tokenizer.run.codebook_size)
+        if options:
+            best = _row(name, scale.row(name, codebook_size, **options), codebook_size)
+            rows.append(best._replace(row=f"{best.row}-best", label=f"{best.label}{BEST_LABEL}"))
+    return rows
+
+
+@_table("autoencoder", "The continuous autoencoder")
+def _autoencoder(scale: Scale) -> list[Row]:
+    """Encoder and decoder without a quantizer. Every tokenizer starts from the one of its seed, so that rows
+    differ by their quantizers alone; its error is the least that a tokenizer can reach.
     """
-    return [_row(name, scale.row(name)) for name in QUANTIZERS]
+    return [Row("continuous", "Continuous", scale.start)] if scale.start else []
+
+
+@_table("comparison", "Reconstruction at one codebook size", paper="Table 2", seeds=5)
+def _comparison(scale: Scale) -> list[Row]:
+    """One backbone, data order and number of steps; the quantizer is the only change. A seed decides the
+    autoencoder that all quantizers start from, the initial codes, and the order and the crops of the images.
+    Each row is measured at its best validation. Quantizers have their published settings, and a second row
+    where the search found better ones. The paper leaves VQ out, and trains each row once.
+    """
+    return _published_and_best(scale)
 
 
 @_table("codebook-size", "Every quantizer over codebook sizes", paper="Table 3")
@@ -70,7 +107,7 @@ def _codebook_size(scale: Scale) -> list[Row]:
     """No setting depends on the codebook size. The paper sweeps LGQ alone and reads it once its utilization
     has settled; here every row has the same number of steps.
     """
-    return [_row(name, scale.row(name, size), size) for size in scale.sizes for name in QUANTIZERS]
+    return [row for size in scale.sizes for row in _published_and_best(scale, size)]
 
 
 @_table("logits", "Squared distance against inner product", paper="Table 1")
@@ -79,8 +116,8 @@ def _logits(scale: Scale) -> list[Row]:
     code's norm with its use, show whether codes win by size (Table 10).
     """
     return [
-        Row("l2", "-|z - e|² (LGQ)", scale.row(score="l2")),
-        Row("dot", "<z, e> (IBQ-style)", scale.row(score="dot")),
+        Row("l2", "-|z - e|² (LGQ)", scale.ablated(score="l2")),
+        Row("dot", "<z, e> (IBQ-style)", scale.ablated(score="dot")),
     ]
 
 
@@ -155,48 +192,78 @@ def _scaling(scale: Scale) -> list[Row]:
     ]
 
 
-@_table("seeds", "Variation over training seeds", seeds=5)
-def _seeds(scale: Scale) -> list[Row]:
-    """The comparison with more seeds; the paper trains each row once. A seed decides the initial weights and
-    codes, and the order and the crops of the images, for every quantizer alike.
-    """
-    return _comparison(scale)
-
-
-@_table("search", "A search for the learning rate and the weight of l1")
+@_table("search", "A search for the strength of each quantizer", seeds=1, first_seed=_SEARCH_SEED)
 def _search(scale: Scale) -> list[Row]:
-    """Every quantizer with every setting for the same small number of steps. All other tables take one
-    setting for all quantizers.
+    """Four settings of every quantizer, the published ones first, at the smallest and the largest codebook,
+    for half of the steps. The seed is that of no table, and the images are those that choose the best
+    weights, which no table reports.
     """
     return [
         Row(
-            f"{name}-l1-{l1:g}-rate-{rate:g}",
+            f"{name}-k{size}-{number}",
             QUANTIZERS[name].label,
-            scale.searched(name, l1=l1, rate=rate),
-            f"{l1:g} l1, rate {rate:g}",
+            scale.searched(name, size, **options),
+            f"K = {size:,}: {_in_words(options)}",
         )
-        for name, l1, rate in product(QUANTIZERS, scale.searched_l1, scale.searched_rates)
+        for size in dict.fromkeys((scale.sizes[0], scale.sizes[-1]))
+        for name in QUANTIZERS
+        for number, options in enumerate(search_grid(name, size))
     ]
+
+
+def _in_words(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "as published"
+
+
+@_table("gaussian", "Quantizers alone on shifted Gaussians")
+def _gaussian(scale: Scale) -> list[Row]:
+    """Vectors of N(mean, I) in 8 dimensions, and nothing but a quantizer that learns to represent them: which
+    codes are used when the data lie away from where the codes begin? Codes begin near 0.
+    """
+    return [
+        Row(
+            f"{name}-k{size}-mean{mean:g}",
+            QUANTIZERS[name].label,
+            scale.on_gaussian(name, size, mean),
+            f"K = {size:,}, mean {mean:g}",
+        )
+        for size in scale.sizes
+        for mean in _MEANS
+        for name in QUANTIZERS
+    ]
+
+
+@_table("latents", "Quantizers alone on the latents of a frozen encoder", seeds=5)
+def _latents(scale: Scale) -> list[Row]:
+    """Each quantizer learns to represent the latents of the continuous autoencoder, whose encoder and decoder
+    stay as they are. What is lost here is lost by the quantizer alone.
+    """
+    return [_row(name, scale.on_latents(name, size), size) for size in scale.sizes for name in QUANTIZERS]
 
 
 @_table("variants", "Variants of LGQ")
 def _variants(scale: Scale) -> list[Row]:
-    """LGQ begins with codes of unit norm on average; one row begins with latents of the first batch. Usage
-    over ranks equals LGQ where one process trains. Two stages of as many codes have twice the tokens; two of
-    the square root have the bits of one. Diversity scaled by tokens differs from LGQ only where codes
+    """LGQ begins with codes of unit norm on average; one row begins with latents of the first batch. The
+    literal gradient also moves the chosen code directly. Two stages of as many codes have twice the tokens;
+    two of the square root have the bits of one. Diversity scaled by tokens differs from LGQ only where codes
     outnumber the tokens of a batch.
     """
-    size, largest = scale.tokenizer.codebook_size, scale.sizes[-1]
+    size = scale.ablation.run.codebook_size
     root = math.isqrt(size)
-    small, large = f"K = {size:,}", f"K = {largest:,}"
     return [
-        Row("default", "LGQ", scale.row(), small),
-        Row("hot-start", "hot start, tau 2 to 0.1", scale.row(tau_start=2.0, tau_end=0.1), small),
-        Row("shared-usage", "usage over ranks", scale.row(sync_usage=True), small),
-        Row("data-init", "codes begin as latents", scale.row(init="data"), small),
-        Row("residual", f"residual, 2 stages of {size:,}", scale.row(stages=2), small),
-        Row("residual-same-bits", f"residual, 2 stages of {root:,}", scale.row("lgq", root, stages=2), small),
-        Row("codes-scaled", "LGQ", scale.row("lgq", largest), large),
-        Row("tokens-scaled", "diversity scaled by tokens",
-            scale.row("lgq", largest, diversity_scale="tokens"), large),
-    ]  # fmt: skip
+        Row("default", "LGQ", scale.ablated()),
+        Row("tokens-scaled", "diversity scaled by tokens", scale.ablated(diversity_scale="tokens")),
+        Row("hot-start", "hot start, tau 2 to 0.1", scale.ablated(tau_start=2.0)),
+        Row("literal", "literal gradient", scale.ablated(hard_gradient=True)),
+        Row("data-init", "codes begin as latents", scale.ablated(init="data")),
+        Row("residual", f"residual, 2 stages of {size:,}", scale.ablated(stages=2)),
+        Row("residual-same-bits", f"residual, 2 stages of {root:,}", scale.ablated("lgq", root, stages=2)),
+    ]
+
+
+@_table("cold", "From random weights")
+def _cold(scale: Scale) -> list[Row]:
+    """Every quantizer without the autoencoder that other tables start from, for as many steps: encoder,
+    decoder and codes have to find each other.
+    """
+    return [_row(name, scale.ablated(name, cold=True)) for name in QUANTIZERS]

@@ -8,6 +8,7 @@ Under torchrun, each process encodes a share.
 """
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,11 +18,13 @@ import torch
 
 from lgq.checks import require_at_least
 from lgq.data import open_dataset
+from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, ImageDataset, Subset
 from lgq.data.loader import Batch, ImageLoader, LoaderSettings
 from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
+from lgq.errors import LGQWarning
 from lgq.files import named_disk_errors
 from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
@@ -170,12 +173,15 @@ def _plan(
     if len(dataset) == 0:
         raise DataError(f"{dataset!r} holds no image.")
     require_at_least(1, shard_size=shard_size)
+    _warn_of_unlabelled(dataset)
     image_size = tokenizer.resolve_image_size(image_size)
     side = image_size // tokenizer.factor
     return Encoding(
         fingerprint=tokenizer.fingerprint(),
         codebook_size=tokenizer.codebook_size,
         stages=tokenizer.stages,
+        scales=tokenizer.scales,
+        length=tokenizer.token_shape(image_size)[0] if tokenizer.scales else 0,
         grid=(side, side),
         image_size=image_size,
         flips=flips,
@@ -183,6 +189,19 @@ def _plan(
         source=repr(dataset),
         source_images=len(dataset),
         shard_size=shard_size,
+    )
+
+
+def _warn_of_unlabelled(dataset: ImageDataset) -> None:
+    if not isinstance(dataset, FolderDataset) or not dataset.classes or not dataset.unlabelled:
+        return
+    names = ", ".join(map(repr, dataset.classes[:3])) + (", ..." if len(dataset.classes) > 3 else "")
+    warnings.warn(
+        f"{dataset.unlabelled:,} of {len(dataset):,} images lie beside the folders of {dataset.root}. They "
+        f"have no class, and a generator on these tokens draws only images of {names}: move them into a "
+        "folder of their own, or all images into one.",
+        LGQWarning,
+        stacklevel=3,
     )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from lgq.data.folder import FileDataset
-from lgq.data.images import BrokenImage, DataError, to_rgb
+from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
 from lgq.files import write_file
@@ -62,6 +62,8 @@ def reconstruct(
     """
     if not isinstance(images, str | Path) and not images:
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
+    if Path(out).suffix.lower() in SUFFIXES:
+        raise LGQError(f"`out` must be a directory, which gets a picture per image, got {out}.")
     given = [images] if isinstance(images, str | Path) else images
     if not any(os.path.lexists(path) for path in given):
         raise DataError(f"{given[0]} does not exist: name image files or folders.")

@@ -4,7 +4,7 @@
     import_tokenizer("vqgan.safetensors", "taming", out="tokenizers/vqgan")     # now every command takes it
 
     taming      taming-transformers VQGAN (Esser et al. 2021)
-    llamagen    LlamaGen VQ-16 and VQ-8 (Sun et al. 2024): codes and latents of length 1
+    llamagen    LlamaGen VQ-16 and VQ-8 (Sun et al. 2024): the code with the largest cosine
     ibq         IBQ of SEED-Voken (Shi et al. 2024): the code with the largest inner product
     diffusers   `diffusers.VQModel`
 
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -81,22 +80,26 @@ def import_tokenizer(
 
 
 def _build(weights: Mapping[str, Tensor], family: Family, *, groups: int) -> Tokenizer:
-    names, unit = _NAMES[family], family == "llamagen"
-    backbone = backbone_of(weights, names, groups=groups, unit_latents=unit)
+    names = _NAMES[family]
+    backbone = backbone_of(weights, names, groups=groups)
     codes = weights.get(CODEBOOK)
     if codes is None or codes.ndim != 2 or codes.shape[1] != backbone.latent_channels:
         raise NamesError(f"has no codes of {backbone.latent_channels} channels in {CODEBOOK}")
     quantizer = "ibq" if family == "ibq" else "vq"
+    options = {"score": "cosine"} if family == "llamagen" else {}
+
+    def build() -> Tokenizer:
+        return Tokenizer(backbone, quantizer, len(codes), quantizer_options=options)
+
     with torch.random.fork_rng(devices=[]):
         with torch.device("meta"):  # weights that do not fit must not take memory
-            expected = Tokenizer(backbone, quantizer, len(codes)).state_dict()
+            expected = build().state_dict()
         shapes = {name: tensor.shape for name, tensor in expected.items()}
         networks = to_ours(weights, backbone, names, shapes)
-        tokenizer = Tokenizer(backbone, quantizer, len(codes)).eval()
-    codes = F.normalize(codes.float(), dim=1) if unit else codes.float()
-    start = {"codebook": codes}
+        tokenizer = build().eval()
+    start = {"codebook": codes.float()}
     if quantizer == "vq":  # moving averages from which training would go on
-        start |= {"sums": codes.clone(), "counts": torch.ones(len(codes))}
+        start |= {"sums": codes.float(), "counts": torch.ones(len(codes))}
     state: dict[str, Any] = tokenizer.state_dict()
     state |= networks | {f"quantizer.{name}": tensor for name, tensor in start.items()}
     tokenizer.load_state_dict(state)

@@ -75,16 +75,17 @@ class ImageVocabulary:
         """Return the number of ids that image tokens take."""
         return self._codes + len(_MARKS)
 
-    def to_ids(
-        self, tokens: Integer[Tensor, "h w *stages"] | Integer[np.ndarray, "h w *stages"]
-    ) -> list[int]:
-        """Return the ids of one image, from `<img_begin>` to `<img_end>`."""
+    def to_ids(self, tokens: Integer[Tensor, "..."] | Integer[np.ndarray, "..."]) -> list[int]:
+        """Return the ids of one image, of shape (h, w) or (h, w, stages), from `<img_begin>` to `<img_end>`."""
         tokens = require_indices(torch.as_tensor(tokens), self.codebook_size)
         tokens = tokens[..., None] if self.stages == 1 else tokens
         if tokens.ndim != 3 or 0 in tokens.shape or tokens.shape[2] != self.stages:
             axes = "(h, w)" if self.stages == 1 else f"(h, w, {self.stages})"
             shape = tuple(tokens.shape[:-1] if self.stages == 1 else tokens.shape)
-            raise LanguageError(f"the tokens of one image have shape {axes}, got {shape}: index the batch.")
+            raise LanguageError(
+                f"the tokens of one image have shape {axes}, got {shape}: index the batch, or "
+                "give a sequence as one row, tokens[None]."
+            )
         if self.grid is not None and tuple(tokens.shape[:2]) != tuple(self.grid):
             height, width = tokens.shape[:2]
             rule = "{} x {}, the `grid` of this vocabulary".format(*self.grid)
@@ -98,7 +99,7 @@ class ImageVocabulary:
             ids += row if self.grid is not None else [self._id("row"), *row]
         return [*ids, self._id("end")]
 
-    def to_text(self, tokens: Integer[Tensor, "h w *stages"] | Integer[np.ndarray, "h w *stages"]) -> str:
+    def to_text(self, tokens: Integer[Tensor, "..."] | Integer[np.ndarray, "..."]) -> str:
         """Return the words of one image, without spaces, from `<img_begin>` to `<img_end>`."""
         symbols = self._symbols(self.to_ids(tokens))
         return "".join(f"<img_{symbol}>" for symbol in symbols)

@@ -112,16 +112,13 @@ class CodeUsage:
         }
 
 
-def batch_utilization(
-    indices: Integer[Tensor, "*tokens"], codebook_size: int, stages: int = 1
-) -> Float[Tensor, " stages"]:
-    """Return the share of the codes within reach, at most one per token, that a batch uses in each stage.
+def batch_utilization(indices: Integer[Tensor, "*tokens"], codebook_size: int) -> Float[Tensor, ""]:
+    """Return the share of the codes within reach, at most one per token, that a batch uses.
 
     Stays on the device of the indices, without a wait for it.
     """
-    by_stage = indices.reshape(-1, stages).T
-    used = torch.zeros(stages, codebook_size, device=indices.device).scatter_(1, by_stage, 1.0).sum(1)
-    return used / min(codebook_size, by_stage.shape[1])
+    used = torch.zeros(codebook_size, device=indices.device).scatter_(0, indices.flatten(), 1.0).sum()
+    return used / min(codebook_size, indices.numel())
 
 
 def usage_bars(

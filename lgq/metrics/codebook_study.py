@@ -232,6 +232,8 @@ def draw_study(study: CodebookStudy, *, method: "Method" = "auto") -> dict[str, 
 
 
 def _quantizer_of(tokenizer: Tokenizer, stage: int) -> Quantizer:
+    if tokenizer.scales:
+        raise LGQError("the study of a codebook knows stages, not `scales`: leave out `geometry`.")
     if stage not in range(tokenizer.stages):
         raise LGQError(f"`stage` must lie in 0..{tokenizer.stages - 1}, the tokenizer's stages, got {stage}.")
     quantizer = tokenizer.quantizer

@@ -1,6 +1,6 @@
 """Features of a set of images: mean and covariance of all, a fixed random sample, distances to another set.
 
-n = images of a batch, m = images in the sample, d = features.
+n = images of a batch, m = images in the sample, d = features, r = resamples.
 
     features = FeatureSet.empty(2048)
     features.update(inception(images), numbers)              # per batch; numbers: places in the data set
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, Integer
+from jaxtyping import Float, Float32, Float64, Int64, Integer
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.files import make_directory, replace_file
-from lgq.metrics.fid import FeatureStatistics, StatisticsError
+from lgq.metrics.fid import FeatureStatistics, StatisticsError, weighted_frechet_distance
 from lgq.random import Stream, mix, random_bits
 
 SAMPLE = 10_000
@@ -86,6 +86,13 @@ def _shuffled_places(numbers: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     return torch.from_numpy((words >> np.uint64(2)).astype(np.int64))
 
 
+def _resampled_counts(images: int, resamples: int) -> Float64[Tensor, "r n"]:
+    """Draw images with replacement, and return how often each was drawn; the same in every call."""
+    words = np.arange(resamples * images, dtype=np.uint64) + np.uint64(random_bits(Stream.BOOTSTRAP, images))
+    drawn = (mix(words) % np.uint64(images)).astype(np.int64).reshape(resamples, images)
+    return torch.stack([torch.bincount(torch.from_numpy(row), minlength=images) for row in drawn]).double()
+
+
 @dataclass
 class FeatureSet:
     """Mean and covariance of all features, and a sample of them."""
@@ -125,6 +132,27 @@ class FeatureSet:
         if images > _NEIGHBOURS:
             distances |= precision_recall(sample, reference_sample, neighbours=_NEIGHBOURS)
         return distances
+
+    def bootstrap_deviations(self, reference: "FeatureSet", resamples: int) -> dict[str, float]:
+        """Return the standard deviations of fid and kid over random resamples of the images.
+
+        Both samples must be of the same images, which are resampled in pairs; nothing where there are fewer
+        than two, or `resamples` is below two.
+        """
+        x, y = self.sample.features.double(), reference.sample.features.double()
+        if min(len(x), resamples) < _MIN_IMAGES:
+            return {}
+        if len(x) != len(y):
+            raise ValueError(f"resampling in pairs needs the same images twice, got {len(x)} and {len(y)}.")
+        from lgq.metrics.kid import weighted_kernel_distance
+
+        counts = _resampled_counts(len(x), resamples)
+        products = (x @ x.T, y @ y.T, x @ y.T)
+        values = {
+            "fid": [weighted_frechet_distance(*products, weights) for weights in counts],
+            "kid": [weighted_kernel_distance(*products, weights, dim=x.shape[1]) for weights in counts],
+        }
+        return {name: float(torch.tensor(value).std()) for name, value in values.items()}
 
     def save(self, path: Path) -> None:
         """Write a file that begins with its own hash: later comparisons rest on every bit."""

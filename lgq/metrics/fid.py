@@ -60,6 +60,27 @@ def few_images(metric: str, images: int, features: int) -> str | None:
     )
 
 
+def weighted_frechet_distance(
+    xx: Float64[Tensor, "n n"],
+    yy: Float64[Tensor, "n n"],
+    xy: Float64[Tensor, "n n"],
+    weights: Float64[Tensor, " n"],
+) -> float:
+    """Return the distance of two sets of n images that count `weights` times, from products of features.
+
+    With centred features X and Y, tr (Cx Cy)^½ is the sum of the singular values of X Yᵀ / (n - 1), which is
+    far smaller than a covariance where there are fewer images than features.
+    """
+    drawn, total = weights > 0, weights.sum()
+    w, (xx, yy, xy) = weights[drawn], (products[drawn][:, drawn] for products in (xx, yy, xy))
+    share = w / total
+    inner_xx, inner_yy, inner_xy = share @ xx @ share, share @ yy @ share, share @ xy @ share
+    traces = (w @ (xx.diagonal() + yy.diagonal()) - total * (inner_xx + inner_yy)) / (total - 1)
+    centred = xy - (xy @ share)[:, None] - (share @ xy)[None] + inner_xy
+    singular = torch.linalg.svdvals(w.sqrt()[:, None] * centred * w.sqrt()) / (total - 1)
+    return max(0.0, float(inner_xx + inner_yy - 2 * inner_xy + traces - 2 * singular.sum()))
+
+
 def warn_of_few_images(metric: str, images: int, features: int) -> None:
     """Warn on the first process if an FID has fewer images than features."""
     problem = few_images(metric, images, features)

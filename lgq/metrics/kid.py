@@ -24,6 +24,24 @@ def kernel_distance(features: Float[Tensor, "n d"], features_ref: Float[Tensor, 
     return float(within - 2 * _kernel_sum(x, y) / (n * m))
 
 
+def weighted_kernel_distance(
+    xx: Float64[Tensor, "n n"],
+    yy: Float64[Tensor, "n n"],
+    xy: Float64[Tensor, "n n"],
+    weights: Float64[Tensor, " n"],
+    *,
+    dim: int,
+) -> float:
+    """Return `kernel_distance` of images that count `weights` times, from the products of all features.
+
+    Pairs of an image with itself are left out within each set, also where it counts twice.
+    """
+    pairs = weights.outer(weights)
+    distinct = pairs.clone().fill_diagonal_(0)
+    within = ((_kernel(xx, dim) + _kernel(yy, dim)) * distinct).sum() / distinct.sum()
+    return float(within - 2 * (_kernel(xy, dim) * pairs).sum() / pairs.sum())
+
+
 def _sum_without_diagonal(x: Float64[Tensor, "n d"]) -> Float64[Tensor, ""]:
     """Sum of the kernel over all pairs, except those of an image with itself."""
     return _kernel_sum(x, x) - _kernel(x.square().sum(1), x.shape[1]).sum()

@@ -38,6 +38,9 @@ Codes = Int[Tensor, "b *tokens"]
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
 """Function from images to reconstructions in [-1, 1] and the indices of their codes."""
 
+_PER_LEVEL = ("utilization", "perplexity")
+"""Measures of use that each stage or scale has of its own."""
+
 
 @dataclass
 class TokenizerQuality:
@@ -119,6 +122,13 @@ class TokenizerQuality:
             values |= {"rfid" if name == "fid" else name: value for name, value in distances.items()}
         return values | self.usage.summary()
 
+    def bootstrap_deviations(self, resamples: int) -> dict[str, float]:
+        """Return the standard deviations of rfid and kid over random resamples of the images."""
+        if self.features is None or self.reference is None:
+            return {}
+        deviations = self.features.bootstrap_deviations(self.reference, resamples)
+        return {"rfid" if name == "fid" else name: value for name, value in deviations.items()}
+
 
 class ImageScore(NamedTuple):
     """PSNR of one image."""
@@ -141,6 +151,8 @@ class ReconstructionEvaluation:
     """Conventions behind rfid, kid, precision and recall; None where they are absent."""
     lpips: dict[str, Any] | None
     """Weights behind lpips and reconstruction_loss; None where they are absent."""
+    bootstrap_std: dict[str, float]
+    """Standard deviations of rfid and kid over random resamples of the images; empty where not asked for."""
     usage: CodeUsage
     scores: list[ImageScore]
     """Score of every image that was read."""
@@ -161,25 +173,32 @@ def evaluate_tokenizer(
     batch_size: int = 32,
     workers: int = 0,
     use_cache: bool = True,
+    resamples: int = 0,
     on_progress: Progress = unwatched,
 ) -> ReconstructionEvaluation:
     """Reconstruct centre crops, in eval mode and in the precision of the weights, and measure them.
 
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
+    resamples: number of random resamples of the images that give rFID and KID a standard deviation.
     """
-    device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.stages
+    device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.levels
     settings = LoaderSettings.of_process(
         device, image_size=image_size, batch_size=batch_size, workers=workers
     )
-    options: dict[str, Any] = {"use_cache": use_cache, "on_progress": on_progress}
+    options: dict[str, Any] = {"use_cache": use_cache, "resamples": resamples, "on_progress": on_progress}
     with in_eval_mode(tokenizer):
-        return evaluate_reconstructions(
+        evaluation = evaluate_reconstructions(
             reconstruct_with(tokenizer), codes, ImageLoader(data, settings), networks, device, **options
         )
+    if tokenizer.levels == 1:
+        return evaluation
+    by_level = enumerate(evaluation.usage.by_stage(tokenizer.levels))
+    own = {f"{name}/{i}": getattr(usage, name) for i, usage in by_level for name in _PER_LEVEL}
+    return replace(evaluation, metrics=evaluation.metrics | own)
 
 
 def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:
-    """Return the reconstruction function of a tokenizer; stages of a residual one have codes of their own."""
+    """Return the reconstruction function of a tokenizer; codes of each stage or scale are counted apart."""
 
     @torch.no_grad()
     def reconstruct(images: Images) -> tuple[Images, Codes]:
@@ -187,6 +206,10 @@ def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:
         codes = quantized.indices
         if tokenizer.stages > 1:
             codes = codes + tokenizer.codebook_size * torch.arange(tokenizer.stages, device=codes.device)
+        if tokenizer.scales:
+            height, width = (side // tokenizer.factor for side in images.shape[2:])
+            grids = enumerate(tokenizer.by_level(codes, (height, width)))
+            codes = torch.cat([grid.flatten(1) + tokenizer.codebook_size * i for i, grid in grids], 1)
         return reconstruction.float().clamp(-1, 1), codes
 
     return reconstruct
@@ -200,6 +223,7 @@ def evaluate_reconstructions(
     device: torch.device,
     *,
     use_cache: bool = True,
+    resamples: int = 0,
     on_progress: Progress = unwatched,
 ) -> ReconstructionEvaluation:
     """Measure any function that reconstructs images; one without codes, such as JPEG, returns zeros."""
@@ -233,6 +257,7 @@ def evaluate_reconstructions(
         absent=networks.absent | dict.fromkeys(missing, too_few),
         fid=_fid_conventions(quality, cached, loader) if cached and "rfid" in metrics else None,
         lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
+        bootstrap_std=quality.bootstrap_deviations(resamples),
         usage=quality.usage,
         scores=[ImageScore(number, float(psnrs[number])) for number in was_read.nonzero().flatten().tolist()],
         broken=_gather_broken(loader.broken),

@@ -99,10 +99,14 @@ class LPIPS(nn.Module):
         self.register_buffer("scale", torch.tensor(_SCALE).view(3, 1, 1), persistent=False)
 
     @classmethod
-    def pretrained(cls, net: Net = "vgg16") -> "LPIPS":
-        """Load the published weights from the cache; `lgq weights fetch` puts them there."""
+    def pretrained(cls, net: Net = "vgg16", *, dtype: torch.dtype = torch.float32) -> "LPIPS":
+        """Load the published weights from the cache; `lgq weights fetch` puts them there.
+
+        dtype: precision of the convolutions; distances are computed in float32.
+        """
         network, name = cls(net), f"lpips-{net}"
         network.load_state_dict(weights.load(name))
+        network.convolutions.to(dtype)
         network.weights_sha256 = weights.SETS[name].fingerprint.sha256
         return network
 
@@ -127,13 +131,14 @@ class LPIPS(nn.Module):
     def _features(self, images: Float[Tensor, "b 3 h w"]) -> Iterator[Float[Tensor, "b _ _ _"]]:
         """Yield one stage at a time, so that without gradients only one is kept in memory."""
         features = (images.to(self.shift.dtype) - self.shift) / self.scale
+        features = features.to(self.convolutions[0].weight.dtype)  # type: ignore[arg-type]  # a tensor
         convolutions = iter(self.convolutions)
         for index, stage in enumerate(self.architecture.stages):
             if index in self.architecture.pooled:
                 features = F.max_pool2d(features, self.architecture.pool_kernel, stride=2)
             for _ in stage:
                 features = F.relu_(next(convolutions)(features))
-            yield features
+            yield features.to(self.shift.dtype)
 
 
 class _Convolution(nn.Module):

@@ -27,6 +27,10 @@ Predict: TypeAlias = Callable[
 ]
 """Function of tokens, classes and the positions to predict; returns the logits there, image by image."""
 
+OnStep: TypeAlias = Callable[[int, int, Int64[Tensor, "b n"], Float32[Tensor, "b n"]], None]
+"""Function of a step, counted from 1, the number of steps, the tokens after it, and the probability of each
+token that it set; 0 for all others."""
+
 _MASKED_FRACTIONS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: math.cos(math.pi / 2 * done),
     "linear": lambda done: 1 - done,
@@ -101,11 +105,13 @@ def sample_tokens(
     null_class: int,
     grid: tuple[int, ...],
     generator: torch.Generator,
+    on_step: OnStep | None = None,
 ) -> Int64[Tensor, "b n"]:
     """Replace each `mask_token` by a code; all other tokens stay as they are.
 
     grid: (rows, columns), or (rows, columns, stages), of the n tokens.
     generator: random generator on the device of the tokens; the same seed gives the same tokens.
+    on_step: is called after each step, to watch; it changes nothing.
     """
     _check_inputs(tokens, classes, mask_token, null_class, grid)
     counts = reveal_counts((tokens == mask_token).sum(1).cpu(), sampling.steps, sampling.schedule)
@@ -117,12 +123,16 @@ def sample_tokens(
         scale = sampling.guidance_at(step, len(counts))
         logits = guided(predict, tokens, classes, chosen, scale, null_class=null_class)
         codes = draw(logits, sampling, generator)
-        filled = tokens.masked_scatter(chosen, codes)
+        filled, predicted = tokens.masked_scatter(chosen, codes), chosen
         if priorities is None:
             noise = sampling.choice_temperature * (1 - (step + 1) / len(counts))
             scores = confidence(logits, codes, noise, generator)
             chosen = highest(scores.new_zeros(chosen.shape).masked_scatter(chosen, scores), chosen, count)
         tokens = torch.where(chosen, filled, tokens)
+        if on_step is not None:
+            likely = F.cross_entropy(logits, codes, reduction="none").neg_().exp_()
+            spread = likely.new_zeros(tokens.shape).masked_scatter(predicted, likely)
+            on_step(step + 1, len(counts), tokens, spread.masked_fill(~chosen, 0.0))
     return tokens
 
 

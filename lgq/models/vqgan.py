@@ -7,8 +7,8 @@ upsampling, residual blocks that change the width, attention at chosen resolutio
 features before the 1 x 1 convolution to latents. `lgq.interop.checkpoints` fills it with published weights.
 
     VQGANBackbone()                                                        # taming-transformers, f = 16
-    VQGANBackbone(latent_channels=8, unit_latents=True)                    # LlamaGen VQ-16
-    VQGANBackbone(widths=(128, 256, 256, 512), latent_channels=8, unit_latents=True, attention_levels=(3,))
+    VQGANBackbone(latent_channels=8)                                       # LlamaGen VQ-16
+    VQGANBackbone(widths=(128, 256, 256, 512), latent_channels=8, attention_levels=(3,))       # its VQ-8
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,6 @@ class VQGANBackbone:
     """Number of channels between the 3 x 3 and the 1 x 1 convolution at the latents."""
     latent_channels: int = 256
     """Number of channels of a latent vector: the `dim` of the quantizer."""
-    unit_latents: bool = False
-    """Whether latents are divided by their length, as in LlamaGen."""
     checkpointing: bool = False
     """Whether training recomputes branches in the backward pass: less memory, about a third more work."""
 
@@ -82,7 +80,6 @@ class VQGANEncoder(nn.Module):
     def __init__(self, backbone: VQGANBackbone):
         super().__init__()
         self.factor, self.latent_channels = backbone.factor, backbone.latent_channels
-        self.unit_latents = backbone.unit_latents
         widths = backbone.widths
         self.stem = nn.Conv2d(3, widths[0], 3, padding=1)
         self.levels = nn.Sequential(
@@ -108,7 +105,7 @@ class VQGANEncoder(nn.Module):
         require_divisible_images(images, self.factor)
         features = self.norm(self.middle(self.levels(self.stem(images))))
         latents: Tensor = self.to_latent(self.to_features(F.silu(features)))
-        return F.normalize(latents, dim=1) if self.unit_latents else latents
+        return latents
 
 
 class VQGANDecoder(nn.Module):

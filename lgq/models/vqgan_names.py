@@ -170,9 +170,7 @@ def _attention(ours: str, theirs: str, names: Names) -> Iterator[Layer]:
     yield Layer(f"{ours}.branch.out", (f"{theirs}.{names.attention_out}",))
 
 
-def backbone_of(
-    weights: Mapping[str, Tensor], names: Names, *, groups: int, unit_latents: bool
-) -> VQGANBackbone:
+def backbone_of(weights: Mapping[str, Tensor], names: Names, *, groups: int) -> VQGANBackbone:
     """Read the settings of the network from the names and shapes of its weights, except `groups`."""
 
     def width_of(level: int, block: int) -> int | None:
@@ -201,7 +199,6 @@ def backbone_of(
         groups=groups,
         features=size("encoder.conv_out.weight"),
         latent_channels=size("quant_conv.weight"),
-        unit_latents=unit_latents,
     )
 
 

@@ -1,4 +1,7 @@
-"""Gradients through an assignment: straight-through (Bengio et al. 2013), rotation (Fifty et al. 2024)."""
+"""Gradients through an assignment: straight-through (Bengio et al. 2013), rotation (Fifty et al. 2024), step.
+
+Steps are those of DiVeQ (Vali et al. 2025): a reparameterization by the length of the way to the code.
+"""
 
 import torch
 from jaxtyping import Float
@@ -26,6 +29,22 @@ def rotate_to(z: Float[Tensor, "n c"], code: Float[Tensor, "n c"]) -> Float[Tens
     # 1 where undefined: an infinite scale would give NaN gradients even in the branch not taken.
     scale = torch.where(defined, code_length / length, 1.0)
     return straight_through(torch.where(defined, rotated * scale, z), code)
+
+
+def step_to(
+    z: Float[Tensor, "n c"], code: Float[Tensor, "n c"], *, noise_variance: float
+) -> Float[Tensor, "n c"]:
+    """Return the value of `code` with the gradient of z + |code - z| d, for a constant direction d (DiVeQ).
+
+    d is the unit vector of code - z plus normal noise. Vectors and codes both learn, without another loss.
+    The published output has the noise in its value too; here the value is the code itself.
+    """
+    step = code - z
+    noise = torch.randn_like(step) * noise_variance**0.5
+    noisy = step.detach() + noise
+    direction = noisy / _length(noisy)
+    path = z + direction * torch.linalg.vector_norm(step, dim=-1, keepdim=True)
+    return code.detach() + (path - path.detach())
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

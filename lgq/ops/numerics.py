@@ -79,6 +79,31 @@ def entropy(p: Float[Tensor, " k"], *, offset: float = 0.0) -> Float[Tensor, ""]
     return -(p * (p + offset).clamp_min(torch.finfo(p.dtype).tiny).log()).sum()
 
 
+def gaussian_distance(a: Float[Tensor, "n c"], b: Float[Tensor, "m c"]) -> Float[Tensor, ""]:
+    """Wasserstein-2 distance between the Gaussians with the means and covariances of two sets of vectors.
+
+    sqrt(|m_a - m_b|^2 + tr(A) + tr(B) - 2 tr((A^1/2 B A^1/2)^1/2)); the last trace is the sum of the singular
+    values of L_a^T L_b for the Cholesky factors of A and B. 0 for sets of fewer than two vectors.
+    """
+    if a.shape[0] < 2 or b.shape[0] < 2:
+        return (a.sum() + b.sum()) * 0
+    means, covariances, factors = zip(*(_moments(x) for x in (a, b)), strict=True)
+    cross = torch.linalg.svdvals(factors[0].T @ factors[1]).sum()
+    traces = covariances[0].trace() + covariances[1].trace()
+    squared = (means[0] - means[1]).square().sum() + traces - 2 * cross
+    return squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
+
+
+def _moments(x: Float[Tensor, "n c"]) -> tuple[Tensor, Tensor, Tensor]:
+    centre = x.mean(0)
+    covariance = (x - centre).T @ (x - centre) / (x.shape[0] - 1)
+    # Fewer vectors than channels have a singular covariance, whose factor needs a little more.
+    ridge = torch.eye(len(covariance), dtype=x.dtype, device=x.device) * (
+        covariance.detach().diagonal().mean() * torch.finfo(x.dtype).eps * 10 + torch.finfo(x.dtype).tiny
+    )
+    return centre, covariance, torch.linalg.cholesky(covariance + ridge)
+
+
 def row_tiles(rows: int, columns: int) -> Iterator[slice]:
     """Slices of the rows of a large matrix, each with at most 32 MiB of float64 values, or one row."""
     step = max(1, _TILE_BYTES // (_FLOAT64_BYTES * max(columns, 1)))

@@ -42,8 +42,26 @@ def nearest_codes(
     return NearestCodes(*_nearest_codes(z, codes, score))
 
 
+def sample_codes(
+    z: Float[Tensor, "n c"], codes: Float[Tensor, "k c"], temperature: float, *, score: Score = "l2"
+) -> NearestCodes:
+    """Draw a code for each vector with probability softmax(score / temperature), by the Gumbel-max trick."""
+    check_score_inputs(z, codes, score)
+    z, codes = z.detach(), codes.detach()
+    if needs_plain_formulas():
+        scores = dense_scores(z, codes, score) / temperature
+        indices = (scores + _gumbel(scores)).argmax(1)
+        return NearestCodes(indices, codes[indices])
+    return NearestCodes(*_sample_codes(z, codes, score, temperature))
+
+
 def search_in_tiles(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
     """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
+    return _best_in_tiles(z, codes, score, 0.0)
+
+
+def _best_in_tiles(z: Tensor, codes: Tensor, score: str, temperature: float) -> tuple[Tensor, Tensor]:
+    """Find the best code of each vector, with Gumbel noise of this temperature on the scores."""
     indices = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     peak = torch.full((len(z),), -torch.inf, dtype=score_dtype(z, codes), device=z.device)
     with full_float32(z):
@@ -52,13 +70,26 @@ def search_in_tiles(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tenso
             block = codes[start : start + _SEARCH_CODES]
             scores = Scores(z, block, score, centre)
             for tile, (out,) in scores.tiles(tile_rows(z, block), depth=1):
-                block_peak, position = blockwise_argmax(scores.write(out, tile))
+                scores.write(out, tile)
+                if temperature:
+                    out.add_(_gumbel(out), alpha=temperature)  # -inf stays where there is no code
+                block_peak, position = blockwise_argmax(out)
                 indices[tile] = torch.where(block_peak > peak[tile], position + start, indices[tile])
                 peak[tile] = torch.maximum(block_peak, peak[tile])
     return indices, codes[indices]
 
 
+def _gumbel(like: Tensor) -> Tensor:
+    return -torch.empty_like(like).exponential_().log()
+
+
 _nearest_codes = torch.library.custom_op("lgq::nearest_codes", search_in_tiles, mutates_args=())
+_sample_codes = torch.library.custom_op("lgq::sample_codes", _best_in_tiles, mutates_args=())
+
+
+@_sample_codes.register_fake
+def _(z: Tensor, codes: Tensor, score: str, temperature: float) -> tuple[Tensor, Tensor]:
+    return z.new_empty(z.shape[0], dtype=torch.int64), codes.new_empty(z.shape[0], codes.shape[1])
 
 
 @_nearest_codes.register_fake

@@ -9,26 +9,38 @@ from typing import Any
 from lgq.checks import require_known
 from lgq.errors import LGQError
 from lgq.quantizers.base import Quantizer
+from lgq.quantizers.bsq import BSQ
+from lgq.quantizers.compositions.grouped import Grouped
+from lgq.quantizers.compositions.multiscale import MultiScale
+from lgq.quantizers.compositions.residual import Residual
+from lgq.quantizers.continuous import Continuous
 from lgq.quantizers.fsq import FSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
 from lgq.quantizers.plugins import import_plugin, load_installed
 from lgq.quantizers.quantized import Quantized
-from lgq.quantizers.residual import Residual
-from lgq.quantizers.simvq import SimVQ
-from lgq.quantizers.vq import VQ, RotVQ
+from lgq.quantizers.simvq import ProjectedVQ, SimVQ
+from lgq.quantizers.vq import VQ, DiVeQ, RotVQ
 
 __all__ = [
-    "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ",
-    "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
+    "BSQ", "CONTINUOUS", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale",
+    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ", "build_quantizer",
+    "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
+
+CONTINUOUS = "none"
+"""Name under which a tokenizer has no quantizer; found, but not listed, in `QUANTIZERS`."""
 
 _log = logging.getLogger(__name__)
 
 
 class Registry(MutableMapping[str, type[Quantizer]]):
-    """Quantizer classes by name; those of installed packages are loaded when it is first read."""
+    """Quantizer classes by name; those of installed packages are loaded when it is first read.
+
+    `CONTINUOUS` can be looked up, so that tokenizers can be built and loaded with it, and is not among the
+    names: it is no method.
+    """
 
     def __init__(self, **classes: type[Quantizer]):
         self._classes = classes
@@ -45,7 +57,7 @@ class Registry(MutableMapping[str, type[Quantizer]]):
         return self._classes
 
     def __getitem__(self, name: str) -> type[Quantizer]:
-        return self._all()[name]
+        return Continuous if name == CONTINUOUS else self._all()[name]
 
     def __setitem__(self, name: str, quantizer: type[Quantizer]) -> None:
         self._classes[name] = quantizer
@@ -60,7 +72,9 @@ class Registry(MutableMapping[str, type[Quantizer]]):
         return len(self._all())
 
 
-QUANTIZERS = Registry(lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ)
+QUANTIZERS = Registry(
+    lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ, bsq=BSQ, diveq=DiVeQ
+)
 """Quantizer classes by name: the only list, for runs, experiments and benchmarks alike."""
 
 
@@ -70,6 +84,8 @@ def register(name: str, quantizer: type[Quantizer]) -> None:
         raise LGQError(
             f"quantizer {name!r} must be a subclass of lgq.quantizers.Quantizer, got {quantizer!r}."
         )
+    if missing := sorted(quantizer.__abstractmethods__):
+        raise LGQError(f"quantizer {name!r} lacks {', '.join(missing)}: add it to {quantizer.__name__}.")
     _require_plain_constructor(name, quantizer)
     if not getattr(quantizer, "label", ""):
         raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
@@ -109,7 +125,7 @@ def require_quantizer(name: str) -> None:
         return
     if name in QUANTIZERS.failures:
         raise LGQError(f"{QUANTIZERS.failures[name]}.")
-    close = difflib.get_close_matches(name, QUANTIZERS, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), QUANTIZERS, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? If it is your own, " if close else ""
     raise LGQError(
         f"unknown quantizer {name!r}: {hint}import the module that registers it, or pass --plugin MODULE. "

@@ -4,14 +4,15 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
 import inspect
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from lgq.checks import (
@@ -21,12 +22,20 @@ from lgq.checks import (
     require_channels,
     require_finite,
     require_indices,
+    require_mask,
+    require_tensor,
     require_whole,
 )
 from lgq.errors import LGQError, LGQWarning
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
 from lgq.quantizers.quantized import Quantized
+
+NO_CODE = -1
+"""Index of a vector that is masked, or of a stage that dropout skipped; it decodes to zero."""
+
+CodeScore = Literal["l2", "dot", "cosine"]
+"""Scores of codes: negative squared distance, inner product, or cosine of the angle."""
 
 _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
@@ -38,6 +47,8 @@ class Quantizer(nn.Module, ABC):
     dim: number of channels of the latents.
     codebook_size: number of codes.
     channel_dim: axis of the channels in the input; -1 for (batch, ..., dim), 1 for BCHW, BCT or BCTHW.
+    codebook_dim: number of channels of the codes; latents are projected to it and codes back, by linear maps
+        that learn. None compares latents with codes directly.
     seed: seed of the initial codes; None draws one from torch's default generator, so that
         `torch.manual_seed` fixes it and no two quantizers start alike. The attribute `seed` has the number.
     """
@@ -48,21 +59,33 @@ class Quantizer(nn.Module, ABC):
     """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Options of the named runs of each scale that differ from the constructor's defaults."""
-    score: Score = "l2"
+    score: CodeScore = "l2"
     """Score by which `select` compares codes."""
-    float32_buffers: ClassVar[tuple[str, ...]] = ()
+    frozen = False
+    """Whether `freeze` keeps the codes as they are."""
+    float32_buffers: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     good_scale: tuple[float, float] | None = None
     """Root mean square of latents, from and to, for which the initial codes are made; None for any."""
     off_scale_advice: str = ""
     """What else to turn if the latents' root mean square is another."""
+    index_shape: tuple[int, ...] = ()
+    """Shape of one vector's indices: () for a single index, such as (stages,) for a composition."""
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
     _training_forwards = 0
     _scale_matters = True
 
-    def __init__(self, dim: int, codebook_size: int, *, channel_dim: int = -1, seed: int | None = None):
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        codebook_dim: int | None = None,
+        seed: int | None = None,
+    ):
         super().__init__()
         seed = draw_seed() if seed is None else seed
         require_whole(dim=dim, codebook_size=codebook_size, channel_dim=channel_dim, seed=seed)
@@ -71,10 +94,35 @@ class Quantizer(nn.Module, ABC):
         self.codebook_size = codebook_size
         self.channel_dim = channel_dim
         self.seed = seed
+        self.codebook_dim = codebook_dim
+        self.code_dim = dim
+        """Channels of a row of `codebook`."""
+        if codebook_dim is not None:
+            require_whole(codebook_dim=codebook_dim)
+            require_at_least(1, codebook_dim=codebook_dim)
+            self.code_dim = codebook_dim
+            self.project_in = Projection(dim, codebook_dim, seed=2 * seed)
+            self.project_out = Projection(codebook_dim, dim, seed=2 * seed + 1)
+        self.register_load_state_dict_post_hook(_after_loading)
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast."""
+        """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast.
+
+        With `codebook_dim`, vectors and codes have that many channels here, and in `select` and `lookup`.
+        """
+
+    def quantize(self, z: Float[Tensor, "n c"]) -> Quantized:
+        """Call `quantize_vectors` between the projections of `codebook_dim`."""
+        if self.codebook_dim is None:
+            return self.quantize_vectors(z)
+        codes, indices, loss = result = self.quantize_vectors(self.project_in(z))
+        return Quantized(self.project_out(codes), indices, loss, result.terms)
+
+    @torch.no_grad()
+    def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
+        """Call `select` behind the projection of `codebook_dim`."""
+        return self.select(z if self.codebook_dim is None else self.project_in(z))
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
         """Compute the plain formulas with n x k matrices: the reference for tests and benchmarks.
@@ -87,52 +135,115 @@ class Quantizer(nn.Module, ABC):
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
         """Find the index of each vector's code, the best row of `codebook` by `score`; without gradients."""
         codebook: Any = self.codebook
-        return nearest_codes(z, codebook, score=self.score).indices
+        return nearest_codes(self.compared(z), self.compared(codebook), score=self.product).indices
 
     def lookup(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
-        """Return the code of each index: a row of `codebook`."""
+        """Return the code of each index: a row of `codebook`, of unit norm with `score="cosine"`."""
         codebook: Any = self.codebook
         codes: Tensor = codebook[indices]
-        return codes
+        return self.compared(codes)
+
+    def compared(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """Return vectors or codes as `score` compares them: on the unit sphere for `cosine`."""
+        return F.normalize(at_least_float32(x), dim=1) if self.score == "cosine" else x
+
+    @property
+    def product(self) -> Score:
+        """Score of the operators for what `compared` returns."""
+        return "dot" if self.score == "cosine" else self.score
+
+    def freeze(self) -> "Quantizer":
+        """Keep codes and projections as they are: no gradients, no running means, no start from data.
+
+        The loss still moves the latents. `unfreeze` undoes it. It is no part of the state.
+        """
+        return self._set_frozen(True)
+
+    def unfreeze(self) -> "Quantizer":
+        """Let codes and projections learn again."""
+        return self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> "Quantizer":
+        for module in self.modules():
+            if isinstance(module, Quantizer):
+                module.frozen = frozen
+        return self.requires_grad_(not frozen)
 
     @abstractmethod
     def reset_parameters(self, seed: int) -> None:
         """Redraw the initial parameters and buffers from `seed`."""
 
+    def begin_batch(self) -> None:
+        """Bring codes up to date before a training batch; most quantizers have nothing to do.
+
+        Called once per batch, also where a composition uses the quantizer several times.
+        """
+
     def anneal(self, progress: float) -> None:
         """Set what changes over training, at `progress` from 0 to 1; most quantizers have nothing to set."""
         if not isinstance(progress, int | float | Tensor) or not 0 <= progress <= 1:
-            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / total_steps.")
+            raise LGQError(f"progress runs from 0 to 1, got {progress!r}: pass step / (steps - 1).")
 
-    def forward(self, z: Float[Tensor, "*shape"]) -> Quantized:
-        vectors, tokens = self._to_vectors(z)
+    def forward(self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None) -> Quantized:
+        """Quantize the vectors of `z`; those where `mask` is False take no part.
+
+        mask: True for each vector that counts, in the shape of `z` without channels. The others have the
+            index -1 and the output 0, and enter no loss, no usage and no running mean.
+        """
+        vectors, tokens, kept = self._to_vectors(z, mask)
         if self.training and has_values(vectors):
             self.watch(vectors.detach())
         with outside_autocast(z):
+            if self.training:
+                self.begin_batch()
             if self.training or (torch.is_grad_enabled() and not is_exported()):
-                result = self.quantize_vectors(vectors)
+                result = self.quantize(vectors)
             else:
-                indices = self.select(vectors)
-                result = Quantized(self.lookup(indices), indices, vectors.new_zeros(()))
-        quantized = self._from_vectors(result.quantized.to(z.dtype), tokens)
+                indices = self.assign(vectors)
+                result = Quantized(self.codes_of(indices), indices, vectors.new_zeros(()))
+        codes = _put_back(result.quantized.to(z.dtype), kept, 0)
         loss = result.loss if self.training else torch.zeros_like(result.loss)
         terms = {name: term.detach() for name, term in result.terms.items()}
-        return Quantized(quantized, _unflatten(result.indices, tokens), loss, terms)
+        indices = _unflatten(_put_back(result.indices, kept, NO_CODE), tokens)
+        return Quantized(self._from_vectors(codes, tokens), indices, loss, terms)
 
     @torch.no_grad()
-    def encode(self, z: Float[Tensor, "*shape"]) -> Int[Tensor, "*tokens"]:
-        """Return the index of each vector's code, without gradients, in the shape of `z` without channels."""
-        vectors, tokens = self._to_vectors(z)
+    def encode(
+        self, z: Float[Tensor, "*shape"], mask: Bool[Tensor, "*vectors"] | None = None
+    ) -> Int[Tensor, "*tokens"]:
+        """Return the index of each vector's code, without gradients, in the shape of `z` without channels.
+
+        mask: as in `forward`; vectors where it is False have the index -1.
+        """
+        vectors, tokens, kept = self._to_vectors(z, mask)
         with outside_autocast(z):
-            return _unflatten(self.select(vectors), tokens)
+            return _unflatten(_put_back(self.assign(vectors), kept, NO_CODE), tokens)
 
-    def decode(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
-        """Return the code of each index, with the channels at `channel_dim`."""
-        indices = require_indices(indices, self.codebook_size)
+    def decode(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
+        """Return the code of each index, with the channels at `channel_dim`; the index -1 gives zeros."""
+        require_tensor("indices", indices)
+        axes = len(self.index_shape)
+        if indices.ndim < axes:
+            raise LGQError(
+                f"each vector has indices of shape {self.index_shape}, got shape {tuple(indices.shape)}."
+            )
+        tokens = indices.shape[: indices.ndim - axes]
+        checked = self.checked_indices(indices.reshape(-1, *indices.shape[indices.ndim - axes :]))
         with outside_autocast(indices):
-            return self._from_vectors(self.lookup(indices.flatten()), indices.shape)
+            return self._from_vectors(self.codes_of(checked), tokens)
 
-    def indices_to_codes(self, indices: Integer[Tensor, "*tokens"]) -> Float[Tensor, "*shape"]:
+    def checked_indices(self, indices: Integer[Tensor, "n ..."]) -> Int[Tensor, "n ..."]:
+        """Return the indices of vectors as int64; an index that no code has raises an error."""
+        return require_indices(indices, self.codebook_size, lowest=NO_CODE)
+
+    def codes_of(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
+        """Return the code of each index, and zeros for the index -1."""
+        codes = self.lookup(indices.clamp_min(0))
+        if self.codebook_dim is not None:
+            codes = self.project_out(codes)
+        return torch.where(indices[:, None] < 0, torch.zeros_like(codes), codes)
+
+    def indices_to_codes(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
         """Call `decode`, by its name in vector-quantize-pytorch."""
         return self.decode(indices)
 
@@ -143,6 +254,8 @@ class Quantizer(nn.Module, ABC):
         early = self._training_forwards in _SCALE_CHECKS and self._scale_matters and len(z) > 0
         if self.good_scale is None or not early:
             return
+        if self.codebook_dim is not None:
+            z = self.project_in(z).detach()
         rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
         if not low <= rms <= high:
             self._scale_matters = False
@@ -155,20 +268,23 @@ class Quantizer(nn.Module, ABC):
                 stacklevel=2,
             )
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._scale_matters = False  # loaded codes have found their latents
-
     def extra_repr(self) -> str:
         """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
         shown = []
         for name in inspect.signature(type(self)).parameters:
             value = getattr(self, name, None)
-            if isinstance(value, Tensor) and not value.is_meta:
+            if isinstance(value, Tensor) and value.ndim > 1:
+                value = f"<{' x '.join(map(str, value.shape))}>"
+            elif isinstance(value, Tensor) and not value.is_meta:
                 value = tuple(value.tolist())
             if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
+
+    def _reset_projections(self, seed: int) -> None:
+        if self.codebook_dim is not None:
+            self.project_in.reset_parameters(2 * seed)
+            self.project_out.reset_parameters(2 * seed + 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}
@@ -179,21 +295,52 @@ class Quantizer(nn.Module, ABC):
                 setattr(self, name, at_least_float32(buffer).to(moved.device))
         return self
 
-    def _to_vectors(self, z: Tensor) -> tuple[Tensor, torch.Size]:
+    def _to_vectors(self, z: Tensor, mask: Tensor | None) -> tuple[Tensor, torch.Size, "_Kept | None"]:
+        """Return the vectors that count as a matrix, the shape of all, and which of them count."""
         require_channels(z, self.dim, self.channel_dim)
         last = z.movedim(self.channel_dim % z.ndim, z.ndim - 1)  # ONNX knows no negative axes here
-        vectors = at_least_float32(last.reshape(-1, self.dim))
+        vectors, tokens = at_least_float32(last.reshape(-1, self.dim)), last.shape[:-1]
+        kept = None
+        if mask is not None:
+            require_mask(mask, tokens)
+            kept = _Kept(mask.flatten().nonzero().squeeze(1), vectors.shape[0])
+            vectors = vectors[kept.positions]
         require_finite(vectors)
-        return vectors, last.shape[:-1]
+        return vectors, tokens, kept
 
     def _from_vectors(self, vectors: Tensor, tokens: torch.Size) -> Tensor:
         last = vectors.reshape((*tokens, self.dim))
         return last.movedim(last.ndim - 1, self.channel_dim % last.ndim)
 
 
+def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
+    quantizer._scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
+    for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
+        if not tensor.is_meta and not torch.isfinite(tensor).all():
+            raise LGQError(
+                f"{name} of {type(quantizer).__name__} contains NaN or infinity in the loaded state: "
+                "load the state of a training that had not diverged."
+            )
+
+
 def draw_seed() -> int:
     """Draw a seed from torch's default generator, also where tensors have no values (`meta`)."""
     return int(torch.randint(2**31, (), device="cpu"))
+
+
+class _Kept(NamedTuple):
+    """Vectors of a batch that a mask keeps."""
+
+    positions: Int[Tensor, " m"]
+    all: int
+
+
+def _put_back(values: Tensor, kept: _Kept | None, fill: int) -> Tensor:
+    """Return values of the kept vectors at their places among all, which have `fill`."""
+    if kept is None:
+        return values
+    filled = values.new_full((kept.all, *values.shape[1:]), fill)
+    return filled.index_copy(0, kept.positions, values)
 
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:

@@ -3,15 +3,20 @@
 n = vectors, k = codes, c = channels.
 """
 
+from typing import Any, Literal, get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.checks import require_tensor
+from lgq.checks import has_values, require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
 from lgq.errors import LGQError
 from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantizer
+
+Init = Literal["normal", "data", "kmeans"]
+"""Start of the codes: normal, latents of the first training batch, or k-means centres of it."""
 
 _JITTER = 0.01
 
@@ -19,14 +24,20 @@ _JITTER = 0.01
 class DataInitQuantizer(Quantizer):
     """A quantizer with a codebook that can be initialized from the first training batch."""
 
-    init: str
-    """How the codes start: `normal`, or by a name that `data_init_codes` knows."""
+    init: Init = "normal"
+    """How the codes start."""
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
 
+    def start_codes(self, init: Init) -> None:
+        """Check and remember the start of the codes."""
+        require_one_of(get_args(Init), init=init)
+        self.init, self.needs_data_init = init, init != "normal"
+
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         """Return the initial codes for a first batch `z`."""
-        raise NotImplementedError
+        start = kmeans_codes if self.init == "kmeans" else latent_codes
+        return start(z, self.codebook_size, seed=self.seed)
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         """Copy codes into the codebook, and set all running statistics as if training began with them."""
@@ -36,36 +47,47 @@ class DataInitQuantizer(Quantizer):
     def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
         """Begin training with these codes, whatever `init` says."""
         require_tensor("codes", codes)
-        if codes.shape != (self.codebook_size, self.dim):
+        if codes.shape != (self.codebook_size, self.code_dim):
             raise LGQError(
-                f"the codes must have shape {(self.codebook_size, self.dim)}, got {tuple(codes.shape)}: "
+                f"the codes must have shape {(self.codebook_size, self.code_dim)}, got {tuple(codes.shape)}: "
                 "one row per code."
             )
+        if has_values(codes) and not torch.isfinite(codes).all():
+            raise LGQError("the codes contain NaN or infinity: take those of a sound training.")
         self.write_codes(codes)
         self.needs_data_init = False
 
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
-        self.set_codebook(normal_codes(self.codebook_size, self.dim, seed=seed))
+        self._reset_projections(seed)
+        self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed))
         self.needs_data_init = self.init != "normal"
 
     @torch.no_grad()
     def init_from_data(self, z: Float[Tensor, "n c"]) -> None:
         """Set the codebook if it needs data: on all ranks, from rank 0's first batch that is not empty."""
-        if not (self.needs_data_init and self.training):
+        if not (self.needs_data_init and self.training) or self.frozen:
             return
         if torch.compiler.is_compiling():
-            raise RuntimeError("codes that start from data need one training batch before torch.compile.")
+            raise RuntimeError(
+                "codes that start from data need one training batch, or set_codebook, before torch.compile."
+            )
         if int(broadcast_from_first(torch.tensor(len(z), device=z.device))) == 0:
             return
-        codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.dim)
+        codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.code_dim)
         self.set_codebook(broadcast_from_first(codes))
+        self.begin_batch()  # again, as the codes are others now
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.needs_data_init, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.needs_data_init = bool(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        # Codes from before there was such a start have begun.
+        state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(False))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 def normal_codes(

@@ -5,16 +5,19 @@ n = vectors, k = codes, c = channels, l = quantized channels.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lgq.checks import require_one_of
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.quantizers.base import Projection, Quantizer
 from lgq.quantizers.quantized import Quantized
+
+Bound = Literal["tan", "atanh"]
 
 _SHRINK = 1e-3  # makes the outermost levels reachable at finite values
 
@@ -45,6 +48,8 @@ class FSQ(Quantizer):
 
     levels: number of values of each quantized channel, with `codebook_size` as product; None takes 8s and
         4s, for powers of two.
+    bound: `tan` is that of the authors' code; `atanh`, with outer levels a little farther out, is that of
+        common ports, such as vector-quantize-pytorch.
     """
 
     label = "FSQ"
@@ -59,6 +64,7 @@ class FSQ(Quantizer):
         *,
         channel_dim: int = -1,
         levels: Sequence[int] | None = None,
+        bound: Bound = "tan",
         seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
@@ -69,6 +75,8 @@ class FSQ(Quantizer):
             raise LGQError(
                 f"levels {levels} make {math.prod(levels)} codes, not {codebook_size}: change one of them."
             )
+        require_one_of(get_args(Bound), bound=bound)
+        self.bound = bound
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self.register_buffer("levels", torch.tensor(levels), persistent=False)
         self.register_buffer("strides", torch.tensor(strides), persistent=False)
@@ -100,8 +108,11 @@ class FSQ(Quantizer):
 
     def _bound(self, z: Float[Tensor, "n l"]) -> Float[Tensor, "n l"]:
         """Bound each channel to the open interval around the levels -L//2 .. (L-1)//2."""
-        half = (self.levels - 1).to(z.dtype) * (1 - _SHRINK) / 2
         offset = (self.levels % 2 == 0).to(z.dtype) / 2
+        if self.bound == "atanh":
+            half = (self.levels - 1).to(z.dtype) * (1 + _SHRINK) / 2
+            return torch.tanh(z + torch.atanh(offset / half)) * half - offset
+        half = (self.levels - 1).to(z.dtype) * (1 - _SHRINK) / 2
         return torch.tanh(z + torch.tan(offset / half)) * half - offset
 
     def _index(self, rounded: Float[Tensor, "n l"]) -> Int[Tensor, " n"]:

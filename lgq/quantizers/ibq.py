@@ -3,37 +3,44 @@
 n = vectors, k = codes, c = channels.
 """
 
+from typing import Literal, get_args
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lgq.checks import require_above_zero, require_at_least
+from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.numerics import entropy, mean, mse
-from lgq.quantizers.base import Quantizer
-from lgq.quantizers.codebook_init import normal_codes
+from lgq.ops.search import sample_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
 from lgq.quantizers.quantized import Quantized
+
+ProductScore = Literal["dot", "cosine"]
 
 _LOG_OFFSET = 1e-5  # in the batch entropy, as published
 
 
-class IBQ(Quantizer):
+class IBQ(DataInitQuantizer):
     """A learnable codebook in which all codes learn through their logits, and the chosen one directly too.
 
     commitment_weight: weight of the term that moves the chosen code to the vector; the two terms that move
         the vector have weight 1.
     entropy_weight: weight of the mean entropy per vector minus the entropy of the batch.
     entropy_temperature: temperature of the assignment in these entropies.
+    score: logit of the softmax: the inner product (`dot`), or `cosine`, for which latents and codes have unit
+        norm.
+    codebook_dim: number of channels of the codes, behind linear maps; None for those of the latents.
+    sample_temperature: above 0, training draws codes with probability softmax(score / temperature).
+    init: `normal` codes, latents of the first training batch (`data`), or `kmeans` centres of it.
     init_std: standard deviation of the initial normal codes.
     """
 
     label = "IBQ"
-    # As published, the pull between vectors and codes outweighs l1 without LPIPS: one code is left.
-    scale_defaults = {"pocket": {"init_std": 0.125, "entropy_weight": 0.5}}  # noqa: RUF012
-    score = "dot"
     dense_matrices = 11
-    good_scale = (0.0, 3.0)  # the products of larger latents with codes of deviation 1 saturate the softmax
+    # The products of larger latents with codes of deviation 1 saturate the softmax.
+    good_scale: tuple[float, float] | None = (0.0, 3.0)
     off_scale_advice = ", or lower init_std"
 
     def __init__(
@@ -45,36 +52,55 @@ class IBQ(Quantizer):
         commitment_weight: float = 0.25,
         entropy_weight: float = 0.05,
         entropy_temperature: float = 0.01,
+        score: ProductScore = "dot",
+        codebook_dim: int | None = None,
+        sample_temperature: float = 0.0,
+        init: Init = "normal",
         init_std: float = 1.0,
         seed: int | None = None,
     ):
-        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, codebook_dim=codebook_dim, seed=seed)
+        require_one_of(get_args(ProductScore), score=score)
         require_at_least(0, commitment_weight=commitment_weight, entropy_weight=entropy_weight)
+        require_at_least(0, sample_temperature=sample_temperature)
         require_above_zero(entropy_temperature=entropy_temperature, init_std=init_std)
         self.commitment_weight, self.entropy_weight = commitment_weight, entropy_weight
         self.entropy_temperature = entropy_temperature
         self.init_std = init_std
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed, std=init_std))
+        self.score, self.sample_temperature = score, sample_temperature
+        self.start_codes(init)
+        if score == "cosine":
+            self.good_scale = None
+        codes = normal_codes(codebook_size, self.code_dim, seed=self.seed, std=init_std)
+        self.codebook = nn.Parameter(codes)
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        soft = soft_assignment(z, self.codebook, 1.0, score="dot", codebook_gradient="hard")
-        chosen = self.codebook[soft.indices]
-        latent = mse(soft.codes, z) + mse(chosen.detach(), z)
+        z = self.compared(z)
+        self.init_from_data(z)
+        codes = self.compared(self.codebook)
+        soft = soft_assignment(z, codes, 1.0, score="dot", codebook_gradient="hard")
+        output, indices = soft.codes, soft.indices
+        if self.training and self.sample_temperature:
+            indices, drawn = sample_codes(z, codes, self.sample_temperature, score="dot")
+            output = drawn.to(z.dtype) + (output - output.detach())
+        chosen = codes[indices]
+        latent = mse(output, z) + mse(chosen.detach(), z)
         codebook = mse(chosen, z.detach())
         loss = latent + self.commitment_weight * codebook
         terms = {"latent": latent, "codebook": codebook}
         if self.entropy_weight:
-            sharp = soft_assignment(z, self.codebook, self.entropy_temperature, score="dot")
+            sharp = soft_assignment(z, codes, self.entropy_temperature, score="dot")
             terms["vector_entropy"] = mean(sharp.entropy)
             terms["batch_entropy"] = entropy(sharp.usage, offset=_LOG_OFFSET)
             loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
-        return Quantized(soft.codes, soft.indices, loss, terms)
+        return Quantized(output, indices, loss, terms)
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
-        logits = z @ self.codebook.T
+        z, codes = self.compared(z), self.compared(self.codebook)
+        logits = z @ codes.T
         p, indices = logits.softmax(1), logits.argmax(1)
         onehot = F.one_hot(indices, self.codebook_size).to(p.dtype)
-        output, chosen = (onehot + p - p.detach()) @ self.codebook, onehot @ self.codebook
+        output, chosen = (onehot + p - p.detach()) @ codes, onehot @ codes
         loss = F.mse_loss(output, z) + F.mse_loss(chosen.detach(), z)
         loss = loss + self.commitment_weight * F.mse_loss(chosen, z.detach())
         sharp = (logits / self.entropy_temperature).softmax(1)
@@ -87,4 +113,9 @@ class IBQ(Quantizer):
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
-        self.codebook.copy_(normal_codes(self.codebook_size, self.dim, seed=seed, std=self.init_std))
+        self._reset_projections(seed)
+        self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed, std=self.init_std))
+        self.needs_data_init = self.init != "normal"
+
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
+        self.codebook.copy_(codes)

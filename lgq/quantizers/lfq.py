@@ -41,12 +41,7 @@ class LFQ(Quantizer):
         seed: int | None = None,
     ):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
-        bits = codebook_size.bit_length() - 1
-        if codebook_size < 2 or codebook_size != 2**bits:
-            raise LGQError(
-                f"LFQ codes are bit strings, so `codebook_size` must be a power of two from 2 on, "
-                f"got {codebook_size}: try {2 ** max(1, bits)}."
-            )
+        bits = bits_of(codebook_size, "LFQ")
         require_at_least(0, entropy_weight=entropy_weight, commitment_weight=commitment_weight)
         require_above_zero(inverse_temperature=inverse_temperature)
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
@@ -62,7 +57,7 @@ class LFQ(Quantizer):
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         bits = self.project_in(z)
-        signs = _sign(bits)
+        signs = sign(bits)
         commitment = mse(bits, signs)
         loss, terms = self.commitment_weight * commitment, {"commitment": commitment}
         if self.entropy_weight:
@@ -85,7 +80,7 @@ class LFQ(Quantizer):
         return Quantized(self.project_out(bits + (signs - bits).detach()), indices, loss)
 
     def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
-        return self._index(_sign(self.project_in(z)))
+        return self._index(sign(self.project_in(z)))
 
     def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
         return self.project_out(self._corners(indices))
@@ -100,7 +95,18 @@ class LFQ(Quantizer):
 
     def _corners(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
         dtype = torch.promote_types(self.project_out.weight.dtype, torch.float32)
-        return _corners(indices, self.powers).to(dtype)
+        return corners_of(indices, self.powers).to(dtype)
+
+
+def bits_of(codebook_size: int, kind: str) -> int:
+    """Return the number of bits of each code; other sizes than powers of two are an error."""
+    bits = codebook_size.bit_length() - 1
+    if codebook_size < 2 or codebook_size != 2**bits:
+        raise LGQError(
+            f"{kind} codes are bit strings, so `codebook_size` must be a power of two from 2 on, "
+            f"got {codebook_size}: try {2 ** max(1, bits)}."
+        )
+    return bits
 
 
 def bit_entropies(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[Tensor, "n d"]:
@@ -125,15 +131,15 @@ def corner_usage(z: Float[Tensor, "n d"], inverse_temperature: float) -> Float[T
 
 def _corner_weights(z: Float[Tensor, "n h"], inverse_temperature: float) -> Float[Tensor, "n m"]:
     powers = 2 ** torch.arange(z.shape[1], device=z.device)
-    corners = _corners(torch.arange(2 ** z.shape[1], device=z.device), powers).to(z.dtype)
+    corners = corners_of(torch.arange(2 ** z.shape[1], device=z.device), powers).to(z.dtype)
     scores = 2 * inverse_temperature * z @ corners.T
     scores = scores - scores.detach().amax(1, keepdim=True)
     return torch.softmax(scores.clamp_min(min_log_weight(z.dtype)), dim=1)
 
 
-def _corners(indices: Int[Tensor, " m"], powers: Int[Tensor, " h"]) -> Int[Tensor, "m h"]:
+def corners_of(indices: Int[Tensor, " m"], powers: Int[Tensor, " h"]) -> Int[Tensor, "m h"]:
     return indices[:, None] // powers % 2 * 2 - 1
 
 
-def _sign(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def sign(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(z > 0, 1.0, -1.0).to(z.dtype)

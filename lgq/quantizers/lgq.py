@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least, require_one_of
@@ -17,14 +17,17 @@ from lgq.distributed import sum_over_ranks
 from lgq.errors import LGQWarning
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
-from lgq.ops.search import Score, squared_distances
-from lgq.quantizers.codebook_init import DataInitQuantizer, latent_codes, normal_codes
+from lgq.ops.search import nearest_codes, sample_codes, squared_distances
+from lgq.quantizers.base import CodeScore
+from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
 from lgq.quantizers.quantized import Quantized
 
 TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]
-Init = Literal["normal", "data"]
+LatentScale = Literal["unit", "data"]
 
+_SCALE_BATCHES = 10
+"""Training batches over which `scale="data"` measures the latents."""
 _UNANNEALED_FORWARDS = 1_000
 """Training batches after which a temperature that was never annealed is taken for a mistake."""
 
@@ -32,7 +35,12 @@ _UNANNEALED_FORWARDS = 1_000
 class LGQ(DataInitQuantizer):
     """A learnable codebook in which every code learns from every vector, in proportion to p.
 
-    score: logit of the softmax: `l2`, the negative squared distance, or `dot`, the inner product.
+    score: logit of the softmax: `l2`, the negative squared distance, `dot`, the inner product, or `cosine`,
+        for which latents and codes have unit norm.
+    codebook_dim: number of channels of the codes, behind linear maps; None for those of the latents.
+    scale: `unit` compares latents as they are, as in the paper. `data` divides them by their root mean square
+        over the first training batches and multiplies the codes by it, so that the scale of the latents
+        changes nothing but that of the output.
     tau_start, tau_end, tau_shape: temperature over training, set by `anneal`; `constant` stays at tau_start.
     peak_weight: weight of mean_n (1 - sum_k p_nk^2), which makes each vector commit to one code.
     diversity_weight: weight of S sum_k (mean_n p_nk)^2, which spreads the batch over the codes.
@@ -40,16 +48,20 @@ class LGQ(DataInitQuantizer):
         for one-hot assignments at 1 for every codebook size.
     latent_weight: weight of the mean squared difference between input and output (0 in the paper).
     hard_gradient: send the output's gradient to the chosen code directly too, not only through p.
-    init: `normal` codes of unit norm on average, or latents of the first training batch (`data`).
+    sample_temperature: above 0, training draws codes with probability softmax(score / temperature).
+    init: `normal` codes of unit norm on average, latents of the first training batch (`data`), or `kmeans`
+        centres of it.
     sync_usage: compute the diversity over the tokens of all processes, instead of per process.
     """
 
     label = "LGQ"
     tau: Tensor
-    float32_buffers = ("tau",)
+    latent_rms: Tensor
+    measured_batches: Tensor
+    float32_buffers: tuple[str, ...] = ("tau",)
     dense_matrices = 6
-    good_scale = (0.3, 3.0)
-    off_scale_advice = ' (init="data" helps where they are too large, not where they are too small)'
+    good_scale: tuple[float, float] | None = (0.3, 3.0)
+    off_scale_advice = ', or measure them: scale="data"'
     _annealed = False
 
     def __init__(
@@ -58,7 +70,9 @@ class LGQ(DataInitQuantizer):
         codebook_size: int,
         *,
         channel_dim: int = -1,
-        score: Score = "l2",
+        score: CodeScore = "l2",
+        codebook_dim: int | None = None,
+        scale: LatentScale = "unit",
         tau_start: float = 1.0,
         tau_end: float = 0.1,
         tau_shape: TauShape = "linear",
@@ -67,27 +81,36 @@ class LGQ(DataInitQuantizer):
         diversity_scale: DiversityScale = "codes",
         latent_weight: float = 0.0,
         hard_gradient: bool = False,
+        sample_temperature: float = 0.0,
         init: Init = "normal",
         sync_usage: bool = False,
         seed: int | None = None,
     ):
-        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
-        require_one_of(get_args(Score), score=score)
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, codebook_dim=codebook_dim, seed=seed)
+        require_one_of(get_args(CodeScore), score=score)
+        require_one_of(get_args(LatentScale), scale=scale)
         require_one_of(get_args(TauShape), tau_shape=tau_shape)
         require_one_of(get_args(DiversityScale), diversity_scale=diversity_scale)
-        require_one_of(get_args(Init), init=init)
         require_above_zero(tau_start=tau_start, tau_end=tau_end)
         require_at_least(0, peak_weight=peak_weight, diversity_weight=diversity_weight)
-        require_at_least(0, latent_weight=latent_weight)
+        require_at_least(0, latent_weight=latent_weight, sample_temperature=sample_temperature)
         self.score = score
         self.tau_start, self.tau_end, self.tau_shape = tau_start, tau_end, tau_shape
         self.peak_weight, self.latent_weight = peak_weight, latent_weight
         self.diversity_weight, self.diversity_scale = diversity_weight, diversity_scale
         self.sync_usage = sync_usage
         self.hard_gradient = hard_gradient
-        self.init, self.needs_data_init = init, init == "data"
-        self.codebook = nn.Parameter(normal_codes(codebook_size, dim, seed=self.seed))
+        self.sample_temperature = sample_temperature
+        self.start_codes(init)
+        self.codebook = nn.Parameter(normal_codes(codebook_size, self.code_dim, seed=self.seed))
         self.register_buffer("tau", torch.tensor(float(tau_start)))
+        self.scale = scale
+        if scale == "data":
+            self.good_scale, self.float32_buffers = None, ("tau", "latent_rms", "measured_batches")
+            self.register_buffer("latent_rms", torch.tensor(1.0))
+            self.register_buffer("measured_batches", torch.tensor(0.0))
+        elif score == "cosine":
+            self.good_scale = None
 
     def anneal(self, progress: float) -> None:
         super().anneal(progress)
@@ -111,29 +134,67 @@ class LGQ(DataInitQuantizer):
             )
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        if self.training and self.scale == "data" and not self.frozen:
+            self._measure_scale(z.detach())
+        z = self._in_units(z)
         self.init_from_data(z)
+        codes = self.compared(self.codebook)
         route: CodebookGradient = "both" if self.hard_gradient else "soft"
         # A copy: the temperature may be annealed before the backward pass.
         tau = self.tau.clone()
-        soft = soft_assignment(z, self.codebook, tau, score=self.score, codebook_gradient=route)
+        soft = soft_assignment(z, codes, tau, score=self.product, codebook_gradient=route)
+        output, indices = soft.codes, soft.indices
+        if self.training and self.sample_temperature:
+            indices, drawn = sample_codes(z, codes, self.sample_temperature, score=self.product)
+            output = drawn.to(z.dtype) + (output - output.detach())
         peak = mean(F.relu(1 - soft.purity))
         diversity = self._diversity(soft.usage, z.shape[0])
         loss = self.peak_weight * peak + self.diversity_weight * diversity
         terms = {"peak": peak, "diversity": diversity, "entropy": mean(soft.entropy)}
         if self.latent_weight:
-            terms["latent"] = mse(soft.codes, z)
+            terms["latent"] = mse(output, z)
             loss = loss + self.latent_weight * terms["latent"]
-        return Quantized(soft.codes, soft.indices, loss, terms)
+        return Quantized(self._from_units(output), indices, loss, terms)
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
-        scores = -squared_distances(z, self.codebook) if self.score == "l2" else z @ self.codebook.T
+        z, codes = self._in_units(z), self.compared(self.codebook)
+        scores = -squared_distances(z, codes) if self.score == "l2" else z @ codes.T
         p = (scores / self.tau).softmax(1)
-        soft, indices = p @ self.codebook, p.argmax(1)
-        chosen = self.codebook[indices]
+        soft, indices = p @ codes, p.argmax(1)
+        chosen = codes[indices]
         output = (chosen if self.hard_gradient else chosen.detach()) + soft - soft.detach()
         loss = self.peak_weight * F.relu(1 - p.square().sum(1)).mean()
         loss = loss + self.diversity_weight * self._diversity(p.mean(0), len(z))
-        return Quantized(output, indices, loss + self.latent_weight * F.mse_loss(output, z))
+        loss = loss + self.latent_weight * F.mse_loss(output, z)
+        return Quantized(self._from_units(output), indices, loss)
+
+    @torch.no_grad()
+    def select(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        return nearest_codes(self._in_units(z), self.compared(self.codebook), score=self.product).indices
+
+    def lookup(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n c"]:
+        """Return the code of each index: a row of `codebook`, in units of the latents with `scale="data"`."""
+        return self._from_units(super().lookup(indices))
+
+    def _in_units(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return self.compared(z / self.latent_rms.to(z.dtype) if self.scale == "data" else z)
+
+    def _from_units(self, codes: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        return codes * self.latent_rms.to(codes.dtype) if self.scale == "data" else codes
+
+    @torch.no_grad()
+    def _measure_scale(self, z: Float[Tensor, "n c"]) -> None:
+        """Average the mean square of the first training batches, over all processes."""
+        squares = z.to(self.latent_rms.dtype).square().sum()
+        numbers = squares.new_full((), z.shape[0] * z.shape[1])
+        squares, numbers = sum_over_ranks(squares), sum_over_ranks(numbers)
+        counts = (numbers > 0) & (self.measured_batches < _SCALE_BATCHES)
+        batches = self.measured_batches + counts.to(squares.dtype)
+        square = self.latent_rms.square()
+        mean_square = square + (squares / numbers.clamp_min(1) - square) / batches.clamp_min(1)
+        rms = mean_square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
+        self.latent_rms.copy_(torch.where(counts, rms, self.latent_rms))
+        self.measured_batches.copy_(batches)
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
         """S sum_k usage_k^2: smallest where the batch uses all codes alike."""
@@ -147,8 +208,11 @@ class LGQ(DataInitQuantizer):
             return self.codebook_size * concentration
         return all_tokens.clamp_max(self.codebook_size) * concentration
 
-    def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
-        return latent_codes(z, self.codebook_size, seed=self.seed)
+    def reset_parameters(self, seed: int) -> None:
+        super().reset_parameters(seed)
+        if self.scale == "data":
+            self.latent_rms.fill_(1.0)
+            self.measured_batches.zero_()
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

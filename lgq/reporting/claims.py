@@ -1,7 +1,8 @@
 """Claims of the LGQ paper, read from paper.toml, and whether our records reproduce them.
 
 Each claim has rules of six kinds (`KINDS`), which decide it from the records alone. A rule compares
-samples over training seeds, and counts a difference only where their intervals lie apart (`Sample`).
+samples over training seeds, and counts a difference only where its interval excludes 0 (`Sample`). A claim
+that needs another scale than ours says so in paper.toml, with the reason, and is not counted with the rest.
 """
 
 from abc import ABC, abstractmethod
@@ -26,8 +27,7 @@ from lgq.reporting.result_set import (
 
 _PAPER_SCALE = "imagenet256"
 _TRIAL_SCALE = "smoke"
-_APART = "with intervals apart"
-_BESIDE = ", beside networks of the paper's size"
+_APART = "with intervals of the differences that exclude 0"
 
 
 class Outcome(StrEnum):
@@ -37,6 +37,7 @@ class Outcome(StrEnum):
     CONTRADICTED = "contradicted"
     NOT_SEPARABLE = "not separable at this scale"
     TOO_SMALL = "too small a scale to judge"
+    OTHER_SCALE = "needs another scale"
     NOT_RUN = "not run"
     BY_EYE = "to be judged by eye"
 
@@ -72,8 +73,6 @@ class Rule(ABC):
     """A way to decide a claim from the records of one experiment."""
 
     experiment: str
-    paper_networks: bool = False
-    """Whether findings count only beside networks of the paper's size, as the share of a training step."""
 
     @property
     @abstractmethod
@@ -85,10 +84,7 @@ class Rule(ABC):
         """All comparisons of the rule."""
 
     def decide(self, results: ResultSet) -> list[Finding]:
-        """All comparisons; not separable where they need larger networks than ours.
-
-        Trials, which take seconds, decide nothing.
-        """
+        """All comparisons. Trials, which take seconds, decide nothing."""
         findings, plan = self.compare(results), results.plans.get(self.experiment)
         if plan and plan.scale == _TRIAL_SCALE:
             return [
@@ -97,14 +93,7 @@ class Rule(ABC):
                 else finding
                 for finding in findings
             ]
-        if not self.paper_networks or (plan and plan.scale == _PAPER_SCALE):
-            return findings
-        return [
-            finding._replace(outcome=Outcome.NOT_SEPARABLE, text=f"{finding.text}; our networks are smaller")
-            if finding.outcome is not Outcome.NOT_RUN
-            else finding
-            for finding in findings
-        ]
+        return findings
 
     def sample(self, results: ResultSet, column: Column, row: Selection) -> Sample | None:
         return results.sample(self.experiment, column.metric, row.settings)
@@ -124,14 +113,13 @@ class Rule(ABC):
         return Finding(Outcome.NOT_RUN, f"{column.title}: {'; '.join(parts)}")
 
     def compare_pair(self, results: ResultSet, column: Column, row: Selection, rival: Selection) -> Finding:
-        """Is `row` better than `rival`, with intervals apart?"""
+        """Is `row` better than `rival`, by their intervals?"""
         first, second = (self.sample(results, column, selection) for selection in (row, rival))
         if first is None or second is None:
             without = [name for name, sample in ((row, first), (rival, second)) if sample is None]
             return self.missing(results, column, without)
         sign = compare_samples(first, second, column.better)
-        known = first.interval and second.interval
-        state = f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
+        state = _describe_difference(first, second, column, sign)
         if first.timing and first.mean:
             state = f"ratio {second.mean / first.mean:.2f}"
         numbers = f"{_describe(row, first, column)} against {_describe(rival, second, column)}"
@@ -428,14 +416,15 @@ class Claim:
     printed: str
     """The paper's own numbers."""
     rules: tuple[Rule, ...] = ()
+    scale: str = ""
+    """Why the claim needs the paper's scale, said before any run; empty where others can decide it."""
     see: str = ""
     """Pictures to look at, for a claim that no number decides: the stem of their files."""
 
     @property
     def rule_text(self) -> str:
         """The rules in words."""
-        texts = (f"{rule.text}{_BESIDE if rule.paper_networks else ''}" for rule in self.rules)
-        return "; and ".join(dict.fromkeys(texts)) or Outcome.BY_EYE
+        return "; and ".join(dict.fromkeys(rule.text for rule in self.rules)) or Outcome.BY_EYE
 
 
 class Verdict(NamedTuple):
@@ -476,9 +465,16 @@ def decide_claims(results: ResultSet) -> list[Verdict]:
 
 def decide(claim: Claim, results: ResultSet) -> Verdict:
     findings = [finding for rule in claim.rules for finding in rule.decide(results)]
+    if claim.scale and not all(_is_paper_scale(results, rule) for rule in claim.rules):
+        return Verdict(claim, Outcome.OTHER_SCALE, (Finding(Outcome.OTHER_SCALE, claim.scale),))
     if claim.see:
         findings = [Finding(Outcome.BY_EYE, "look at the pictures")]
     return Verdict(claim, overall(findings), tuple(findings))
+
+
+def _is_paper_scale(results: ResultSet, rule: Rule) -> bool:
+    plan = results.plans.get(rule.experiment)
+    return plan is not None and plan.scale == _PAPER_SCALE
 
 
 def overall(findings: Sequence[Finding]) -> Outcome:
@@ -525,6 +521,21 @@ def _place(interval: tuple[float, float] | None, least: float, most: float) -> O
 def _describe(row: Selection, sample: Sample, column: Column) -> str:
     seeds = f" ({len(sample.values)} seed{'s' if len(sample.values) > 1 else ''})"
     return f"{row.name} {column.write_sample(sample)}{'' if sample.timing else seeds}"
+
+
+def _describe_difference(first: Sample, second: Sample, column: Column, sign: int) -> str:
+    """Say how two samples differ, and how many seeds would decide where these do not."""
+    difference = first.minus(second)
+    if difference is None or difference.interval is None:
+        known = first.interval and second.interval
+        return f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
+    low, high = (column.write(bound, "+") for bound in difference.interval)
+    text = f"difference by seed {column.write(difference.mean, '+')} ({low} to {high}"
+    text += f", effect {difference.effect:+.1f})" if difference.effect else ")"
+    if sign:
+        return text
+    needed = difference.seeds_to_decide
+    return f"{text}; {f'{needed:,} seeds' if needed else 'more than 1,000 seeds'} would decide"
 
 
 def _names(rows: Iterable[Selection]) -> str:

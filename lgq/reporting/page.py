@@ -30,6 +30,8 @@ from lgq.reporting.present_protocol import changes_since
 from lgq.reporting.result_set import ResultSet, RunRecord, read_result_set
 from lgq.training.journal import METRICS
 
+VIEW = "view.html"
+"""Page of `lgq view --export` that a report beside it links."""
 _TEMPLATES = Path(__file__).parent / "templates"
 _MOST_WIDTH = 1024
 """Largest width of a picture in pixels; wider ones are scaled down."""
@@ -110,6 +112,8 @@ def report(
 ) -> ReportSummary:
     """Write the report of a results directory to the HTML file `out`.
 
+    Where a page of `lgq view --export` is beside it as view.html, the report links it.
+
     copy: directory for a copy of the records, curves and pictures behind the page, without weights; None
         copies nothing.
     """
@@ -119,7 +123,8 @@ def report(
     if copy is not None and Path(copy).resolve() == Path(results).resolve():
         raise LGQError(f"{copy} is the results directory itself: choose another directory for the copy.")
     result_set = read_result_set(results)
-    page = report_page(result_set).encode("utf-8", "replace")
+    view = page_file.absolute().parent / VIEW
+    page = report_page(result_set, view=VIEW if view.is_file() else None).encode("utf-8", "replace")
     make_directory(page_file.absolute().parent)
     replace_file(page_file, page)
     return ReportSummary(
@@ -131,8 +136,11 @@ def report(
     )
 
 
-def report_page(results: ResultSet) -> str:
-    """The page as HTML."""
+def report_page(results: ResultSet, *, view: str | None = None) -> str:
+    """The page as HTML.
+
+    view: address of a page that `lgq view --export` wrote, to link.
+    """
     verdicts, pictures, tables = decide_claims(results), albums(results), all_tables(results)
     # Everything that comes from a file is escaped, and a name that a template misspells is an error.
     templates = Environment(
@@ -162,6 +170,7 @@ def report_page(results: ResultSet) -> str:
         all_runs=runs_table(results),
         # Read after the pictures, some of which may turn out to be damaged.
         damaged=results.damaged,
+        view=view,
     )
 
 

@@ -29,7 +29,7 @@ _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _MORE_ROWS_THAN_THE_PAPER = {"codebook-size"}
 """Experiments that get a table of their own beside the paper's."""
 _PAIRED_EXPERIMENTS = ("seeds", "comparison")
-"""Experiments to compare seed by seed; the one with the most seeds first."""
+"""Experiments to compare seed by seed; the one with the most seeds first. Older results have `seeds`."""
 _LGQ = {"quantizer": "lgq"}
 _OBJECTIVE = {"l1": "l1", "lpips": "LPIPS", "gan": "GAN"}
 """Terms of the objective by their names in the settings."""
@@ -344,7 +344,7 @@ def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence
 def own_table(results: ResultSet, plan: Plan) -> Table:
     """An experiment without a table in the paper: all rows, with the columns that some run has."""
     runs = results.select(plan.experiment)
-    measured = tuple(name for name in (*RECONSTRUCTION, "l1") if sample_of(runs, name))
+    measured = tuple(name for name in (*RECONSTRUCTION, "l1", "mse") if sample_of(runs, name))
     spec = TableSpec(
         title=plan.title,
         about=plan.about,

@@ -18,7 +18,7 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
-from lgq.experiments.tables import EXPERIMENTS
+from lgq.experiments.tables import BEST_LABEL, EXPERIMENTS
 from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
 from lgq.training.watch import WARNING
@@ -28,12 +28,13 @@ Settings = Mapping[str, Any]
 """Settings that a run must have, by their dotted names."""
 
 _OF_A_SEED = re.compile(
-    r"(tokenizer\.)?((quantizer_options\.)?seed|(validation_)?data\..*|images|metric_networks|workers"
+    r"(tokenizer\.)?((quantizer_options\.|start\.)?seed|(validation_)?data\..*|start_from\..*|images|workers"
     r"|loop\.(log_every|checkpoint_every|keep|minutes|wandb))"
 )
 """Settings in which the seeds of a row may differ: the seed, what only some records have (the images, which
 are the same in a results directory), and what no number depends on."""
 
+_MOST_SEEDS = 1_000
 TIMING_RATIO = 1.1
 """Ratio from which on two timings differ."""
 
@@ -42,8 +43,10 @@ TIMING_RATIO = 1.1
 class Sample:
     """Values of one metric, one per training seed.
 
-    A sample is ahead of another when their t-based 95% intervals do not touch. A single value has no
-    interval, so nothing is ahead of it. Timings have no seeds: they differ from a tenth on.
+    Runs with the same seed start alike and see the same images. So a sample is ahead of another when the
+    t-based 95% interval of their differences, seed by seed, excludes 0; where they share fewer than two
+    seeds, when their own intervals do not touch. A single value has no interval, so nothing is ahead of it.
+    Timings have no seeds: they differ from a tenth on.
     """
 
     values: tuple[float, ...]
@@ -51,6 +54,31 @@ class Sample:
     """Ids of the runs behind the values, in the same order."""
     timing: bool = False
     """Whether the values are timings of a quantizer, which have no seeds."""
+    seeds: tuple[int | None, ...] = ()
+    """Training seeds of the values, in the same order; empty where they are unknown."""
+
+    def minus(self, other: "Sample") -> "Sample | None":
+        """Return the differences to another sample, one per seed that both have; None for fewer than two."""
+        ours, theirs = (dict(zip(sample.seeds, sample.values, strict=False)) for sample in (self, other))
+        common = tuple(seed for seed in ours if seed is not None and seed in theirs)
+        if len(common) < 2:
+            return None
+        return Sample(tuple(ours[seed] - theirs[seed] for seed in common), seeds=common)
+
+    @property
+    def effect(self) -> float | None:
+        """Mean over standard deviation: the size of an effect, for differences; None without a deviation."""
+        return self.mean / self.std if self.std else None
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """Number of seeds from which on the interval would exclude 0, with this mean and deviation.
+
+        None where it is above 1,000, or there is no deviation.
+        """
+        effect = abs(self.effect or 0.0)
+        enough = (n for n in range(2, _MOST_SEEDS + 1) if stdtrit(n - 1, 0.975) < effect * math.sqrt(n))
+        return next(enough, None) if effect else None
 
     @property
     def mean(self) -> float:
@@ -74,8 +102,12 @@ class Sample:
 
 
 def compare_samples(a: Sample, b: Sample, better: Better | None) -> int:
-    """1 where `a` is better than `b` with intervals apart, -1 where it is worse, 0 where neither is seen."""
-    if better is None or a.interval is None or b.interval is None:
+    """1 where `a` is better than `b` by their intervals, -1 where it is worse, 0 where neither is seen."""
+    if better is None:
+        return 0
+    if (difference := a.minus(b)) is not None:
+        a, b = difference, Sample((0.0, 0.0))
+    if a.interval is None or b.interval is None:
         return 0
     sign = (a.interval[0] > b.interval[1]) - (a.interval[1] < b.interval[0])
     return sign if better == "higher" else -sign
@@ -139,8 +171,9 @@ class RunRecord:
         """Whether validation and evaluation took the training images, for lack of others."""
         if self.tokenizer:
             return self.tokenizer.evaluated_on_training_images
-        training, validation = (self.setting(name) for name in ("data", "validation_data"))
-        return training is not None and training == validation
+        training, validation = (self.setting(f"{name}.source") for name in ("data", "validation_data"))
+        # Experiments validate on a part of their validation images, which names the whole.
+        return training is not None and str(validation).endswith(training)
 
     def value(self, name: str) -> float | None:
         """A finite number by name: a metric, `geometry.NAME`, `tokenizer.NAME`, or one of `DERIVED`."""
@@ -265,8 +298,12 @@ class ResultSet:
         return {str(name) for run in self.runs.values() if (name := run.setting("quantizer"))}
 
     def select(self, experiment: str, settings: Settings | None = None) -> list[RunRecord]:
-        """Finished runs of an experiment that have these settings, in the order of its plan."""
-        runs = {run.id: run for _, of_row in self.rows(experiment) for run in of_row}
+        """Finished runs of an experiment that have these settings, in the order of its plan.
+
+        Rows with the best options of the search are left out: claims are about quantizers as published.
+        """
+        rows = [(row, runs) for row, runs in self.rows(experiment) if not row.label.endswith(BEST_LABEL)]
+        runs = {run.id: run for _, of_row in rows for run in of_row}
         return [run for run in runs.values() if run.has(settings or {})]
 
     def rows(self, experiment: str) -> list[tuple[PlannedRow, list[RunRecord]]]:
@@ -333,14 +370,16 @@ def sample_of(runs: Iterable[RunRecord], metric: str) -> Sample | None:
     if not measured:
         return None
     timing = all(run.kind == "cost" for run, _ in measured)
-    return Sample(tuple(value for _, value in measured), tuple(run.id for run, _ in measured), timing)
+    values, seeds = tuple(value for _, value in measured), tuple(run.seed for run, _ in measured)
+    return Sample(values, tuple(run.id for run, _ in measured), timing, seeds)
 
 
 def curve_of(runs: Iterable[RunRecord], metric: str) -> dict[int, Sample]:
     """A metric over seeds, at every step at which all runs that have it took it."""
-    curves = {run.id: curve for run in runs if (curve := run.curve(metric))}
-    steps: Sequence[int] = sorted(set.intersection(*map(set, curves.values()))) if curves else []
-    return {step: Sample(tuple(curve[step] for curve in curves.values()), tuple(curves)) for step in steps}
+    taken = [(run, curve) for run in runs if (curve := run.curve(metric))]
+    steps: Sequence[int] = sorted(set.intersection(*(set(curve) for _, curve in taken))) if taken else []
+    ids, seeds = tuple(run.id for run, _ in taken), tuple(run.seed for run, _ in taken)
+    return {step: Sample(tuple(curve[step] for _, curve in taken), ids, seeds=seeds) for step in steps}
 
 
 def read_result_set(directory: str | Path) -> ResultSet:

@@ -12,13 +12,14 @@ b = images, h w = their height and width in pixels. A training step in outline:
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least
+from lgq.checks import require_at_least, require_one_of
 from lgq.ops.numerics import at_least_float32, mean
 
 Perceptual = Callable[[Float[Tensor, "b 3 h w"], Float[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
@@ -36,6 +37,10 @@ class LossWeights:
     """Weight of the mean absolute difference between images and reconstructions."""
     lpips: float = 1.0
     """Weight of the LPIPS distance between images and reconstructions; 0 runs without its network."""
+    lpips_images: int | None = None
+    """Images of each batch on which LPIPS is computed, the first ones; None computes it on all."""
+    lpips_precision: Literal["float32", "bf16"] = "float32"
+    """Precision of LPIPS's convolutions in the loss; distances, and LPIPS as a metric, are in float32."""
     gan: float = 0.1
     """Weight of the GAN term; 0 trains without a discriminator."""
     discriminator_start: int = 10_000
@@ -47,6 +52,8 @@ class LossWeights:
     def __post_init__(self) -> None:
         require_at_least(0, l1=self.l1, lpips=self.lpips, gan=self.gan)
         require_at_least(0, discriminator_start=self.discriminator_start)
+        require_at_least(1, lpips_images=1 if self.lpips_images is None else self.lpips_images)
+        require_one_of(("float32", "bf16"), lpips_precision=self.lpips_precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +113,8 @@ class Objective:
         images, reconstruction = at_least_float32(images), at_least_float32(reconstruction)
         distances = {"l1": mean((images - reconstruction).abs())}
         if self.perceptual is not None:
-            distances["lpips"] = mean(self.perceptual(images, reconstruction))
+            part = slice(self.weights.lpips_images)
+            distances["lpips"] = mean(self.perceptual(images[part], reconstruction[part]))
         distance = self.weights.l1 * distances["l1"] + self.weights.lpips * distances.get("lpips", 0.0)
         terms = {"quantizer": at_least_float32(quantizer_loss), **distances}
         total = terms["quantizer"] + distance

@@ -15,6 +15,7 @@ from lgq.metrics.metric_networks import MetricNetworks, on_device
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
+from lgq.quantizers import CONTINUOUS
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.history import StartFrom, require_same_network, source_name
 from lgq.training.settings import TokenizerRun
@@ -66,7 +67,8 @@ def build_networks(
     LPIPS is loaded from the cache; without its weights, the `WeightsError` names the command that fetches
     them.
     """
-    perceptual = LPIPS.pretrained() if run.loss.lpips else None
+    dtype = torch.bfloat16 if run.loss.lpips_precision == "bf16" else torch.float32
+    perceptual = LPIPS.pretrained(dtype=dtype) if run.loss.lpips else None
     tokenizer = _tokenizer(run)
     discriminator: nn.Module | None = None
     if run.loss.gan:
@@ -110,13 +112,16 @@ def _quantizer_shape(tokenizer: Tokenizer) -> tuple[object, ...]:
     return (*_kind(tokenizer), {name: tensor.shape for name, tensor in state.items()})
 
 
-def _kind(tokenizer: Tokenizer) -> tuple[str, int, int]:
-    return tokenizer.settings["quantizer"], tokenizer.codebook_size, tokenizer.stages
+def _kind(tokenizer: Tokenizer) -> tuple[str, int, int, tuple[int, ...]]:
+    return tokenizer.settings["quantizer"], tokenizer.codebook_size, tokenizer.stages, tokenizer.scales
 
 
 def _title(tokenizer: Tokenizer) -> str:
-    name, codes, stages = _kind(tokenizer)
-    return f"{name} of {codes:,} codes" + (f" in {stages} stages" if stages > 1 else "")
+    name, codes, stages, scales = _kind(tokenizer)
+    if name == CONTINUOUS:
+        return name
+    levels = f" in {stages} stages" if stages > 1 else f" on {len(scales)} scales" if scales else ""
+    return f"{name} of {codes:,} codes{levels}"
 
 
 def build_metric_networks(
@@ -129,6 +134,8 @@ def build_metric_networks(
     lpips: the network of the loss, if it has one.
     images: number of validation images; rFID needs two.
     """
+    if run.loss.lpips_precision != "float32":
+        lpips = None  # metrics are computed in float32
     best_by: str = run.best_by
     computes_rfid = images > 1 and (best_by == "rfid" or run.rfid_images is not None)
     inception = _pretrained(InceptionV3, "rfid", device) if computes_rfid else None
@@ -157,5 +164,6 @@ def _tokenizer(run: TokenizerRun) -> Tokenizer:
         run.quantizer,
         run.codebook_size,
         stages=run.stages,
+        scales=run.scales,
         quantizer_options={"seed": run.seed} | run.quantizer_options,
     )

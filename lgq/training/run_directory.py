@@ -4,21 +4,29 @@ RUN/config.json        resolved settings                RUN/environment.json   v
 RUN/metrics.jsonl      records (`journal.py`)           RUN/checkpoints/       states (`checkpoint.py`)
 RUN/best/, RUN/last/   weights of the best validation and of the last checkpoint, for users to load
 RUN/images/            a picture per validation         RUN/tensorboard/       records for TensorBoard
+RUN/codebooks/         counts and codes of validations, k = codes, s = stages, c = channels
 """
 
+import logging
 import platform
+import re
 import subprocess
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 import lgq
 from lgq.checks import require_one_of
 from lgq.distributed import world_size
 from lgq.errors import LGQError
-from lgq.files import named_disk_errors, replace_json
+from lgq.files import make_directory, named_disk_errors, replace_file, replace_json
 from lgq.hub import CONFIG, ENVIRONMENT
 from lgq.models.sampling import Sampling
 from lgq.quantizers import foreign_quantizers
@@ -26,7 +34,14 @@ from lgq.training.checkpoint import Checkpoints
 from lgq.training.history import HISTORY_FIELDS
 from lgq.training.settings import LoopSettings
 
-CHECKPOINTS, IMAGES = "checkpoints", "images"
+CHECKPOINTS, IMAGES, CODEBOOKS = "checkpoints", "images", "codebooks"
+MOST_SNAPSHOTS = 64
+"""Snapshots of a codebook that a run keeps; where there are more, every other one goes."""
+_MOST_NUMBERS = 2**22
+"""Size up to which codes are part of a snapshot: 8 MB of float16. Of larger ones it has the norms."""
+_SNAPSHOT = re.compile(r"step-(\d+)\.safetensors")
+
+_log = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never", "must"]
 """`auto` continues the run in a directory, if any; `never` refuses one with a run, `must` one without."""
@@ -44,6 +59,8 @@ _VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data",
 """Settings of validations, which may change until there is a score that later ones are compared with."""
 _SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
 """Keywords behind the sections of config.json that have other names."""
+_COUNTS = {"data.images": "images in `data`", "val_data.images": "images in `val_data`"}
+"""What facts about the data are called."""
 _MISSING = "nothing"
 
 
@@ -79,21 +96,26 @@ def require_same_settings(
     if before.get("quantizer") != now.get("quantizer"):
         ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
     differences = [
-        f"`{_keyword(path)}` (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
     ]
-    if differences:
-        ways_out = (
-            "run with the old values, choose another `out` for a new run, or begin that one with the weights "
-            f"of this one: `start_from` {run}"
-        )
-        raise LGQError(f"{run} was started with other settings: {', '.join(differences)}; {ways_out}.")
+    if not differences:
+        return
+    if saved.get("kind") != current.get("kind"):
+        raise LGQError(f"{run} holds the run of another kind of model: choose another `out`.")
+    ways_out = [f"go on with its settings (`config` {run / CONFIG})", "choose another `out` for a new run"]
+    if saved.get("backbone") == current.get("backbone"):
+        ways_out.append(f"begin that one with the weights of this one (`start_from` {run})")
+    raise LGQError(
+        f"{run} was started with other settings: {', '.join(differences)}; {', or '.join(ways_out)}."
+    )
 
 
 def _keyword(path: str) -> str:
     section, dot, name = path.partition(".")
-    return f"{_SOURCES.get(section, section)}{dot}{name}"
+    keyword = f"{_SOURCES.get(section, section)}{dot}{name}"
+    return _COUNTS.get(keyword, f"`{keyword}`")
 
 
 def describe_run(run: Path, config: dict[str, Any], device: torch.device) -> None:
@@ -139,3 +161,69 @@ def settings_by_path(settings: Any, path: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         flat |= settings_by_path(value, f"{path}.{name}" if path else name)
     return flat
+
+
+@dataclass(frozen=True)
+class CodebookSnapshot:
+    """Use of the codes at a validation, and the codes themselves."""
+
+    step: int
+    counts: Int[Tensor, "s k"]
+    """Number of tokens of each code over the validation images."""
+    norms: Float[Tensor, "s k"] | None
+    """Norms of the codes; None where codes are a fixed grid."""
+    codes: Float[Tensor, "s k c"] | None
+    """The codes in half precision; None where they are a fixed grid, or too many to keep."""
+
+
+def save_codebook(
+    run: Path, step: int, counts: Sequence[Int[Tensor, " k"]], codes: Sequence[Float[Tensor, "k c"] | None]
+) -> None:
+    """Write the snapshot of a validation: counts and codes of each stage, codes None for a fixed grid."""
+    tensors = {"counts": torch.stack(list(counts)).to(torch.int32).cpu()}
+    learned = [code.detach().float().cpu() for code in codes if code is not None]
+    if len(learned) == len(counts):
+        stacked = torch.stack(learned)
+        if stacked.numel() <= _MOST_NUMBERS:
+            tensors["codes"] = stacked.half()
+        else:
+            tensors["norms"] = stacked.norm(dim=2)
+    with named_disk_errors(run):
+        make_directory(run / CODEBOOKS)
+        replace_file(run / CODEBOOKS / f"step-{step:06d}.safetensors", save(tensors))
+        files = _snapshot_files(run)
+        if len(files) > MOST_SNAPSHOTS:
+            for file in files[-2::-2]:  # the newest stays
+                file.unlink()
+
+
+def read_codebooks(run: Path) -> list[CodebookSnapshot]:
+    """Return the snapshots of a run in the order of their steps, without damaged ones."""
+    snapshots = []
+    for file in _snapshot_files(run):
+        try:
+            tensors = load_file(file)
+            counts, codes = tensors["counts"], tensors.get("codes")
+        except (SafetensorError, OSError, KeyError) as error:
+            _log.warning("%s is damaged and left out: %s", file, error)
+            continue
+        norms = tensors.get("norms") if codes is None else codes.float().norm(dim=2)
+        snapshots.append(CodebookSnapshot(_step_of(file), counts, norms, codes))
+    return snapshots
+
+
+def count_codebooks(run: Path) -> int:
+    """Count the snapshots of a run without reading them."""
+    return len(_snapshot_files(run))
+
+
+def _snapshot_files(run: Path) -> list[Path]:
+    folder = run / CODEBOOKS
+    files = [path for path in folder.iterdir() if _SNAPSHOT.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(files, key=_step_of)
+
+
+def _step_of(file: Path) -> int:
+    match = _SNAPSHOT.fullmatch(file.name)
+    assert match is not None
+    return int(match[1])

@@ -198,6 +198,9 @@ class TokenizerRun(TrainingRun):
     """Number of codes, per stage if there are several."""
     stages: int = 1
     """Stages of a residual quantizer, each for what the last one left over; 1 is a plain quantizer."""
+    scales: tuple[int, ...] = ()
+    """Sides of the growing grids of a multi-scale quantizer (VAR), such as 1 2 3 4 6 8, whose tokens are one
+    sequence per image; none is one grid."""
     quantizer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the quantizer's constructor, such as tau_end=0.05. Its seed is the run's unless
     it is given here."""
@@ -223,6 +226,8 @@ class TokenizerRun(TrainingRun):
         super().__post_init__()
         require_at_least(1, codebook_size=self.codebook_size, stages=self.stages, image_size=self.image_size)
         require_at_least(0, workers=self.workers)
+        if self.scales and self.stages > 1:
+            raise LGQError(f"a run has `stages` or `scales`, got {self.stages} stages and {self.scales}.")
         if self.rfid_images is not None:
             require_between(2, self.validation_images, rfid_images=self.rfid_images)
         require_one_of(get_args(BestBy), best_by=self.best_by)

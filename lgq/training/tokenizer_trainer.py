@@ -25,12 +25,13 @@ from lgq.metrics.code_usage import batch_utilization, learned_codebook, usage_ba
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.models.inception import FEATURES
+from lgq.quantizers import Residual
 from lgq.tokenizer import Tokenized, Tokenizer
 from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
 from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
-from lgq.training.run_directory import Resume, has_checkpoints
+from lgq.training.run_directory import Resume, has_checkpoints, save_codebook
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
 from lgq.training.watch import (
@@ -176,8 +177,8 @@ class TokenizerTrainer(Trainer):
         self._optimizer.backward(loss.total / self.run.accumulate)
         terms = {f"quantizer/{name}": term for name, term in quantized.terms.items()}
         if self.run.loop.logs(step + 1):
-            sizes = self.tokenizer.codebook_size, self.tokenizer.stages
-            terms |= _per_stage(BATCH_UTILIZATION, batch_utilization(quantized.indices, *sizes))
+            levels, codes = self.tokenizer.by_level(quantized.indices), self.tokenizer.codebook_size
+            terms |= _per_stage(BATCH_UTILIZATION, [batch_utilization(level, codes) for level in levels])
         terms |= loss.terms | {"loss": loss.total.detach()}
         if self._discriminator_optimizer is not None and self._objective.adversarial(step):
             with self.run.autocast(self.device.type):
@@ -209,7 +210,7 @@ class TokenizerTrainer(Trainer):
         tokenizer, limit = self.tokenizer, self.run.validation_images
         quality = TokenizerQuality.empty(
             self._metric_networks,
-            tokenizer.codebook_size * tokenizer.stages,
+            tokenizer.codebook_size * tokenizer.levels,
             images=limit,
             reference=self._reference,
             feature_images=self._rfid_images,
@@ -228,8 +229,11 @@ class TokenizerTrainer(Trainer):
             quality = quality.over_ranks()
             codebook = learned_codebook(tokenizer.quantizer)
             norms = {} if codebook is None else quality.usage.norm_summary(codebook)
+            codebooks = [learned_codebook(stage) for stage in _stages(tokenizer)]
         self._reference = quality.reference
-        by_stage = quality.usage.by_stage(tokenizer.stages)
+        by_stage = quality.usage.by_stage(tokenizer.levels)
+        if rank() == 0:
+            save_codebook(self.out, step, [usage.counts for usage in by_stage], codebooks)
         if rank() == 0 and picture is not None:
             grid = self._save_picture(step, picture, columns=len(picture) // 2)
             self.pictures = {"reconstructions": grid, "usage": usage_bars(by_stage)}
@@ -254,6 +258,12 @@ class TokenizerTrainer(Trainer):
 
     def _to_device(self, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
         return loaded_onto(self.device, images).contiguous(memory_format=self._layout)
+
+
+def _stages(tokenizer: Tokenizer) -> list[Any]:
+    """Return the quantizers with a codebook each."""
+    quantizer = tokenizer.quantizer
+    return list(quantizer.stages) if isinstance(quantizer, Residual) else [quantizer]
 
 
 def _describe(loader: Any) -> dict[str, Any]:

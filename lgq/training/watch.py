@@ -85,10 +85,15 @@ class CodeUse:
 
     def __init__(self, run: TokenizerRun, quantizer_options: Mapping[str, Any], validation_images: int):
         self._run, self._options = run, quantizer_options
-        tokens_per_image = (run.image_size // run.backbone.factor) ** 2
+        side = run.image_size // run.backbone.factor
+        self._levels = len(run.scales) or run.stages
+        # The side of each level's grid: a coarse scale has few tokens, which can reach few codes.
+        sides = [max(1, round(side * scale / run.scales[-1])) for scale in run.scales] or [side] * run.stages
         images = {UTILIZATION: validation_images, BATCH_UTILIZATION: run.batch_size}
         self._reachable = {
-            metric: min(run.codebook_size, count * tokens_per_image) for metric, count in images.items()
+            f"{metric}/{i}" if len(sides) > 1 else metric: min(run.codebook_size, count * level**2)
+            for metric, count in images.items()
+            for i, level in enumerate(sides)
         }
         least, most = _FIRST_STEPS
         self._first_step = max(least, min(most, run.loop.steps // 10))
@@ -100,7 +105,7 @@ class CodeUse:
         metric, findings = _MEASURES.get(split), []
         if metric is None or step < self._first_step:
             return []
-        for name in [metric] if self._run.stages == 1 else [f"{metric}/{i}" for i in range(self._run.stages)]:
+        for name in [metric] if self._levels == 1 else [f"{metric}/{i}" for i in range(self._levels)]:
             share = self._share(name, metric, values.get(name))
             if share is not None and (finding := self._judge(step, name, share)):
                 findings.append(finding)
@@ -111,7 +116,7 @@ class CodeUse:
         if not isinstance(value, int | float):
             return None
         if metric == UTILIZATION:
-            return value * self._run.codebook_size / self._reachable[metric]
+            return value * self._run.codebook_size / self._reachable[name]
         recent = self._recent[name]
         recent.append(value)
         return sum(recent) / _WINDOW if len(recent) == _WINDOW else None
@@ -119,10 +124,11 @@ class CodeUse:
     def _judge(self, step: int, name: str, share: float) -> Finding | None:
         metric, slash, stage = name.partition("/")
         best = self._best[name] = max(self._best[name], share)
-        seen = f"{self._describe(metric, share)} after step {step:,}"
+        seen = f"{self._describe(name, share)} after step {step:,}"
         if slash:
-            seen = f"in stage {int(stage) + 1} of {self._run.stages}, {seen}"
-        if is_collapsed(share, self._reachable[metric]):
+            level = "scale" if self._run.scales else "stage"
+            seen = f"in {level} {int(stage) + 1} of {self._levels}, {seen}"
+        if is_collapsed(share, self._reachable[name]):
             return Finding(f"few_codes{slash}{stage}", f"few codes are used: {seen}; {self._way_out(step)}")
         if share < _FALL * best:
             fall = f"fewer and fewer codes are used: {seen}, after {best:.0%} at best"
@@ -133,9 +139,9 @@ class CodeUse:
             return Finding(f"unused_codes{slash}{stage}", f"{unused}; {self._way_out(step, short)}")
         return None
 
-    def _describe(self, metric: str, share: float) -> str:
-        codes, reachable = self._run.codebook_size, self._reachable[metric]
-        who = "the validation images use" if metric == UTILIZATION else "a training batch uses"
+    def _describe(self, name: str, share: float) -> str:
+        codes, reachable = self._run.codebook_size, self._reachable[name]
+        who = "the validation images use" if name.startswith(UTILIZATION) else "a training batch uses"
         limit = "" if reachable == codes else " that so few tokens can reach"
         return f"{who} {share * reachable:,.0f} of {reachable:,} codes{limit} ({share:.1%})"
 

@@ -12,6 +12,7 @@ from lgq.cli import main
 from lgq.data import open_dataset
 from lgq.models.autoencoder import Backbone
 from lgq.runs import named_run
+from lgq.training.losses import LossWeights
 
 RUN = replace(
     named_run("pocket-lgq"),
@@ -19,6 +20,7 @@ RUN = replace(
     backbone=Backbone(widths=(8, 16), blocks=1, groups=4, latent_channels=8),
     codebook_size=16,
     batch_size=2,
+    loss=LossWeights(lpips=0.0, gan=0.0),
 )
 
 

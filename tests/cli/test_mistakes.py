@@ -62,7 +62,7 @@ MISTAKES = [
     ("holds a run already", "train pocket-lgq --data photos --out run --resume never"),
     ("--learning-rate (was 0.001, now 1.0)", "train pocket-lgq --data photos --out run --learning-rate 1"),
     (
-        "other settings: --quantizer (was 'lgq', now 'fsq'); run with",
+        "other settings: --quantizer (was 'lgq', now 'fsq'); go on with",
         f"train pocket-fsq --data photos --out run {' '.join(TINY_TOKENIZER)}",
     ),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
@@ -162,6 +162,7 @@ MISTAKES = [
         f"{TRAIN} --schedule.warmup-steps 3",
     ),
     ("--label-dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
+    ("run holds the run of another kind of model", f"{TRAIN} --out run"),
     ("--transformer.width (was 16, now 32)", f"{TRAIN} --out generator --transformer.width 32"),
     (
         "has no option --data: did you mean --tokens?",

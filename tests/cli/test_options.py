@@ -108,3 +108,10 @@ def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert (stop.value.code, capsys.readouterr().out) == (0, f"lgq {lgq.__version__}\n")
+
+
+@pytest.mark.parametrize("none", ["none", "None"])
+def test_none_may_be_written_as_help_shows_it(none):
+    command = parse(["train", "pocket-lgq", "--data", "d", "--out", "o", "--epochs", none, "--minutes=none"])
+    assert command.settings.loop.epochs is None
+    assert command.settings.loop.minutes is None

@@ -36,7 +36,7 @@ def test_a_row_is_trained_recorded_and_drawn(images, out, capsys):
     assert "row 1 of 1: LGQ, seed 0" in printed
     assert "all 1 rows are finished, 1 of them now" in printed
     results = ResultsDirectory(out)
-    (record,) = results.records().values()
+    (record,) = (record for record in results.records().values() if record["kind"] == "tokenizer")
     assert record["command"] == ["lgq", *command("comparison", images, out, *options)]
     assert (record["config"]["loop"]["steps"], record["steps"]) == (2, 2)
     stems = {path.stem for path in results.pictures(record["id"]).iterdir()}
@@ -87,7 +87,7 @@ def test_mistakes_come_before_a_word_on_validation_images(images, out, capsys):
 
 def test_the_help_names_the_experiment_with_more_seeds_and_no_option_in_its_place(capsys):
     for command, words in (
-        ("experiment", "5 for the experiment of that name"),
+        ("experiment", "by default 1, at the pocket scale 3 or 5"),
         ("report", "by default nothing is copied"),
     ):
         with pytest.raises(SystemExit):

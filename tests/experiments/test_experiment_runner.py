@@ -9,9 +9,12 @@ import pytest
 import torch
 from tiny_experiments import SMOKE, finished, run_tiny, sources_of
 
-from lgq.data import ImageLoader, LoaderSettings, SampleDataset
+import lgq.experiments.records as records_module
+from lgq.data import FolderDataset, ImageLoader, LoaderSettings, SampleDataset
+from lgq.data.images import Subset
 from lgq.data.tokens import TokenDataset
-from lgq.experiments.plan import Experiment, Row, plan_rows
+from lgq.errors import LGQError
+from lgq.experiments.plan import Experiment, Row, open_sources, plan_rows, run_id
 from lgq.experiments.records import strip_png
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.tables import EXPERIMENTS
@@ -19,12 +22,17 @@ from lgq.experiments.tasks import named_scale
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
 from lgq.results import ResultsError
+from lgq.tokenizer import load_tokenizer
 from lgq.training.loop import INTERRUPTED
 
 
 def table_of(*tasks) -> Experiment:
     rows = [Row(row=f"row-{i}", label=f"row {i}", task=task) for i, task in enumerate(tasks)]
     return Experiment(name="mixed", title="", rows=lambda scale: rows)
+
+
+def tokenizer_records(out) -> list:
+    return [record for record in ResultsDirectory(out).records().values() if record["kind"] == "tokenizer"]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -37,10 +45,15 @@ def test_every_experiment_runs_from_end_to_end(name, images, shared_out):
     assert len(plan.rows) == len(EXPERIMENTS[name].rows(SMOKE)) == outcome.rows
     for row in plan.rows:
         record = results.record(row.id)
-        assert (record["id"], record["kind"], record["seed"]) == (row.id, row.kind, 0)
+        seed = EXPERIMENTS[name].first_seed
+        assert (record["id"], record["kind"], record["seed"]) == (row.id, row.kind, seed)
         assert record["metrics"]
+        if row.kind == "autoencoder":
+            assert record["config"]["quantizer"] == "none"
+            assert "psnr" in record["metrics"]
         if row.kind == "tokenizer":
-            assert (record["steps"], record["images"], record["image_size"]) == (4, 8, 16)
+            assert (record["steps"], record["images"], record["image_size"]) == (4, 4, 16)
+            assert record["bootstrap_std"].keys() == ({"rfid", "kid"} if name != "search" else set())
             assert {"psnr", "utilization"} <= record["metrics"].keys()
             assert ("rfid" in record["metrics"]) == (name != "search") == ("rfid" not in record["absent"])
             assert "mutual_information" in record["geometry"]
@@ -57,7 +70,93 @@ def test_rows_that_are_alike_are_trained_once_and_not_looked_at_again(images, ou
     again = run_tiny("temperature", images, out, only=["tau-1-0.1-linear"])
     assert (again.new_rows, again.rows) == (0, 1)
     assert all(record["untouched"] for record in results.records().values())
-    assert len(list((out / "runs").iterdir())) == 2
+    assert len(list((out / "runs").iterdir())) == 3  # with the autoencoder that both start from
+
+
+def test_rows_start_from_the_autoencoder_of_their_seed_and_record_its_checksum(images, out, monkeypatch):
+    started = []
+    plain = records_module.train
+
+    def train(run, *arguments, start_from=None, **options):
+        if start_from is not None:
+            started.append((run.seed, start_from.fingerprint()))
+        return plain(run, *arguments, start_from=start_from, **options)
+
+    monkeypatch.setattr(records_module, "train", train)
+    run_tiny("comparison", images, out, only=["LGQ", "FSQ"], seeds=2)
+    results = ResultsDirectory(out)
+    autoencoders = {r["seed"]: r for r in results.records().values() if r["kind"] == "autoencoder"}
+    checksums = {seed: record["fingerprint"] for seed, record in autoencoders.items()}
+    assert sorted(started) == sorted(2 * [*checksums.items()])
+    assert len(set(checksums.values())) == 2
+    for record in tokenizer_records(out):
+        start = autoencoders[record["seed"]]
+        assert record["start"] == {"id": start["id"], "fingerprint": start["fingerprint"]}
+        assert record["config"]["start_from"]["parts"] == ["encoder", "decoder"]
+    cold = SMOKE.adjusted(warm_start="never")
+    run_tiny("comparison", images, out / "cold", scale=cold, only=["FSQ"])
+    (record,) = ResultsDirectory(out / "cold").records().values()
+    assert record["start"] is None
+    assert "start_from" not in record["config"]
+    with pytest.raises(ResultsError, match="`warm_start` of comparison"):
+        run_tiny("comparison", images, out, scale=cold)
+    # Weights that are not those of the record are refused.
+    save = load_tokenizer(results.run(autoencoders[0]["id"]))
+    torch.nn.init.zeros_(save.encoder.stem.weight)
+    save.save_pretrained(results.run(autoencoders[0]["id"]) / "best")
+    with pytest.raises(LGQError, match=autoencoders[0]["id"]):
+        run_tiny("comparison", images, out, only=["VQ"])
+
+
+def test_no_image_that_a_table_reports_chooses_weights_or_settings(images, out, monkeypatch):
+    seen = {"choosing": set(), "reported": set()}
+    plain = {
+        name: getattr(records_module, name) for name in ("train", "evaluate_tokenizer", "study_codebook")
+    }
+
+    def names(data) -> set[str]:
+        return {data[i].name for i in range(len(data))}
+
+    def train(*arguments, val_data, **options):
+        seen["choosing"] |= names(val_data)
+        return plain["train"](*arguments, val_data=val_data, **options)
+
+    def evaluate(name):
+        def evaluated(tokenizer, data, *arguments, **options):
+            if tokenizer.settings["quantizer"] != "none":  # autoencoders are measured, and nothing is chosen
+                seen["choosing" if searching else "reported"] |= names(data)
+            return plain[name](tokenizer, data, *arguments, **options)
+
+        return evaluated
+
+    monkeypatch.setattr(records_module, "train", train)
+    for name in ("evaluate_tokenizer", "study_codebook"):
+        monkeypatch.setattr(records_module, name, evaluate(name))
+    searching = False
+    run_tiny("comparison", images, out, only=["FSQ"])
+    run_tiny(table_of(SMOKE.row("vq")), images, out)
+    searching = True
+    run_tiny(table_of(replace(SMOKE.row("fsq"), searching=True)), images, out / "search")
+    sources = sources_of(images)
+    assert not seen["choosing"] & seen["reported"]
+    assert seen["choosing"] <= names(sources.choosing)
+    assert seen["reported"] == names(sources.reported)
+    assert names(sources.choosing) | names(sources.reported) == names(sources.validation)
+    assert not names(sources.choosing) & names(sources.reported)
+    with pytest.raises(LGQError, match="2 validation images or more, got 1"):
+        open_sources(str(images / "train"), Subset(FolderDataset(images / "val"), [0]))
+
+
+def test_the_second_process_waits_for_the_autoencoder_that_the_first_trains(images, out, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="lgq")
+    autoencoder = run_id(SMOKE.start, SMOKE, sources_of(images).fingerprint)
+    with ExitStack() as lock:
+        lock.enter_context(directory_lock(ResultsDirectory(out).lock(autoencoder)))
+        sleep = "lgq.experiments.runner.time.sleep"
+        monkeypatch.setattr(sleep, lambda seconds: lock.close() if seconds > 1 else None)
+        outcome = run_tiny("comparison", images, out, only=["FSQ"])
+    assert (outcome.new_rows, outcome.exit_code) == (1, 0)
+    assert "waiting" in caplog.text
 
 
 def test_a_generator_has_its_tokenizers_row_and_tokens_and_shows_what_the_others_show(images, shared_out):
@@ -70,7 +169,8 @@ def test_a_generator_has_its_tokenizers_row_and_tokens_and_shows_what_the_others
     assert {"gfid", "kid"} <= record["metrics"].keys() == record["std"].keys()
     assert record["likelihood"]["nll"] > 0
     assert len(TokenDataset(results.tokens(record["tokenizer"]))) == 12
-    assert len(TokenDataset(results.tokens(record["tokenizer"] + "-validation"))) == 8
+    for half in ("choosing", "reported"):
+        assert len(TokenDataset(results.tokens(f"{record['tokenizer']}-{half}"))) == 4
     assert (results.pictures(record["id"]) / "samples.png").is_file()
     (classes,) = {tuple(record["shown_classes"]) for record in records.values()}
     assert set(classes) <= {"cat", "dog"}
@@ -85,7 +185,7 @@ def test_more_seeds_are_more_rows_of_the_same_table_and_show_the_images_that_wer
     assert ResultsDirectory(out).originals.read_bytes() == strip_png(expected)
     plan = ResultsDirectory(out).plans()["comparison"]
     assert [row.seed for row in plan.rows] == [0, 1] * 7
-    records = ResultsDirectory(out).records().values()
+    records = tokenizer_records(out)
     assert sorted(record["seed"] for record in records) == [0, 1]
     assert len({record["fingerprint"] for record in records}) == 2
 
@@ -115,7 +215,7 @@ def test_a_row_that_diverges_is_recorded_and_the_others_go_on(images, out):
     table = table_of(diverging, generator, SMOKE.row("fsq"))
     outcome = run_tiny(table, images, out)
     records = ResultsDirectory(out).records()
-    assert (outcome.new_rows, outcome.exit_code, len(records)) == (3, 0, 3)
+    assert (outcome.new_rows, outcome.exit_code, len(records)) == (3, 0, 4)
     failed, without_tokenizer = (records[id] for id in outcome.failed)
     assert "at step 0" in failed["failed"]
     assert failed["config"]["quantizer_options"]["diversity_weight"] == 1e39
@@ -139,7 +239,7 @@ def test_a_signal_stops_the_runner_and_the_same_call_goes_on(owner, name, images
         patch.setattr(owner, name, signalled)
         outcome = run_tiny("logits", images, stopped)
     assert (outcome.stopped, outcome.exit_code, outcome.new_rows) == (True, INTERRUPTED, 0)
-    assert not ResultsDirectory(stopped).records()
+    assert not tokenizer_records(stopped)
     assert run_tiny("logits", images, stopped).new_rows == 2
     assert finished(stopped) == finished(undisturbed)
 

@@ -1,6 +1,8 @@
 """The tables: exactly the paper's rows, one protocol for all of them, one run for equal settings."""
 
+import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -12,9 +14,21 @@ from token_sets import write_tokens
 
 from lgq.errors import LGQError
 from lgq.experiments.plan import plan_rows, run_id
+from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.search import choose_options
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
-from lgq.experiments.tasks import SCALES, CostTask, GeneratorTask, TokenizerTask, named_scale
+from lgq.experiments.tasks import (
+    SCALES,
+    AutoencoderTask,
+    CostTask,
+    GeneratorTask,
+    TokenizerTask,
+    named_scale,
+    planned_tokenizer,
+    without_defaults,
+)
 from lgq.quantizers import QUANTIZERS
+from lgq.results import ResultsError
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import build_generator
@@ -29,7 +43,7 @@ def tasks(name: str, scale=PAPER) -> list:
 
 
 def without_quantizer(run):
-    return replace(run, **{name: getattr(SMOKE.tokenizer, name) for name in OF_THE_QUANTIZER})
+    return replace(run, **{name: getattr(SMOKE.tokenizer.run, name) for name in OF_THE_QUANTIZER})
 
 
 def training_of(run, sources) -> TokenizerTrainer:
@@ -38,12 +52,12 @@ def training_of(run, sources) -> TokenizerTrainer:
 
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
-        "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers", "temperature",
-        "cost", "scaling", "seeds", "search", "variants",
+        "autoencoder", "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers",
+        "temperature", "cost", "scaling", "search", "gaussian", "latents", "variants", "cold",
     ]  # fmt: skip
     assert all(table.title and table.about.endswith(".") for table in EXPERIMENTS.values())
     ours = {name for name, table in EXPERIMENTS.items() if not table.paper}
-    assert ours == {"seeds", "search", "variants"}
+    assert ours == {"autoencoder", "search", "gaussian", "latents", "variants", "cold"}
     with pytest.raises(LGQError, match="unknown experiment 'comparision': did you mean 'comparison'"):
         named_experiment("comparision")
     with pytest.raises(LGQError, match="unknown scale 'pokcet': did you mean 'pocket'"):
@@ -56,10 +70,8 @@ def test_rows_of_a_table_differ_in_name_and_quantizer_alone(name, scale):
     rows = EXPERIMENTS[name].rows(named_scale(scale))
     assert len({row.row for row in rows}) == len({(row.group, row.label) for row in rows}) == len(rows)
     asked = [row.task for row in rows]
-    runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run
-            for task in asked if not isinstance(task, CostTask)]  # fmt: skip
-    if name == "search":
-        runs = [replace(run, learning_rate=runs[0].learning_rate, loss=runs[0].loss) for run in runs]
+    trained = [task for task in asked if isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask)]
+    runs = [task.tokenizer.run if isinstance(task, GeneratorTask) else task.run for task in trained]
     assert all(without_quantizer(run) == without_quantizer(runs[0]) for run in runs)
     generators = [task.run for task in asked if isinstance(task, GeneratorTask)]
     assert all(run == generators[0] for run in generators)
@@ -69,8 +81,13 @@ def test_rows_of_a_table_differ_in_name_and_quantizer_alone(name, scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_is_one_protocol_for_training_and_for_tables(scale):
     tables, run = named_scale(scale), named_run(f"{scale}-lgq")
-    for base in (tables.tokenizer, tables.ablation.run, tables.search.run):
-        assert replace(base, loop=run.loop, rfid_images=run.rfid_images) == run
+    for task in (tables.tokenizer, tables.ablation, tables.search):
+        assert replace(task.run, loop=run.loop, codebook_size=run.codebook_size) == run
+        start = task.start
+        if start is not None:
+            assert start == tables.start
+            same = ("quantizer", "codebook_size", "loop")
+            assert replace(start.run, **{name: getattr(run, name) for name in same}) == run
     assert tables.generator == named_generator(scale)
 
 
@@ -86,7 +103,7 @@ def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images
             batches += training.batch_names
         # After training, in which quantizers may draw any number of random numbers.
         seen.append((start, batches, training._next_images()))
-    assert len(seen) == 15
+    assert len(seen) == 16
     for start, batches, crops in seen[1:]:
         assert torch.equal(start, seen[0][0])
         assert batches == seen[0][1]
@@ -114,13 +131,88 @@ def test_the_comparison_and_the_sweep_are_of_every_quantizer():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_quantizer_is_searched_with_every_setting_and_the_scales_own_is_among_them(scale):
-    scale = named_scale(scale)
-    runs = [task.run for task in tasks("search", scale)]
-    searched = list(product(scale.searched_l1, scale.searched_rates, QUANTIZERS))
-    assert sorted((run.loss.l1, run.learning_rate, run.quantizer) for run in runs) == sorted(searched)
-    own = scale.tokenizer
-    assert (own.loss.l1, own.learning_rate, own.quantizer) in searched
+def test_every_quantizer_has_as_many_settings_in_the_search_and_the_published_ones_first(scale):
+    scale, table = named_scale(scale), EXPERIMENTS["search"]
+    rows = table.rows(scale)
+    counts = Counter((row.task.run.quantizer, row.task.run.codebook_size) for row in rows)
+    assert counts == dict.fromkeys(product(QUANTIZERS, (scale.sizes[0], scale.sizes[-1])), 4)
+    assert all(row.task.searching for row in rows)
+    assert len({run_id(row.task, scale, "images") for row in rows}) == len(rows)
+    for row in rows[::4]:
+        assert row.task.run.quantizer_options == {}
+        assert row.group.endswith("as published")
+    for row in rows:
+        planned_tokenizer(row.task.run)  # its options exist
+
+
+def write_best(monkeypatch, tmp_path, **options) -> None:
+    file = tmp_path / "best_options.json"
+    entries = {
+        name: [{"codebook_size": size, "options": values} for size, values in by_size.items()]
+        for name, by_size in options.items()
+    }
+    file.write_text(json.dumps({"pocket": entries}))
+    monkeypatch.setattr("lgq.runs.BEST_OPTIONS", file)
+
+
+def test_tables_have_a_second_row_where_the_search_found_better_options(monkeypatch, tmp_path):
+    before = {row.row: run_id(row.task, POCKET, "images") for row in EXPERIMENTS["comparison"].rows(POCKET)}
+    strong, weak = {"peak_weight": 0.05, "diversity_weight": 0.05}, {"peak_weight": 0.015}
+    write_best(monkeypatch, tmp_path, lgq={1_024: weak, 16_384: strong}, fsq={1_024: {}, 16_384: {}})
+    scale = named_scale("pocket")
+    rows = {row.row: row for row in EXPERIMENTS["comparison"].rows(scale)}
+    assert rows.keys() == {*QUANTIZERS, "lgq-best"}
+    assert rows["lgq-best"].label == "LGQ, best of the search"
+    assert rows["lgq-best"].task.run.quantizer_options == strong
+    # Rows as published, and what they start from, are the same runs as before.
+    assert {name: run_id(rows[name].task, scale, "images") for name in before} == before
+    sizes = {row.row: row.task.run for row in EXPERIMENTS["codebook-size"].rows(scale)}
+    assert sizes["lgq-k1024-best"].quantizer_options == weak
+    assert sizes["lgq-k4096-best"].quantizer_options == strong
+    assert named_run("pocket-lgq").quantizer_options == strong
+    assert named_run("pocket-fsq").quantizer_options == {}
+
+
+def test_the_best_options_are_those_of_the_lowest_loss_of_a_finished_search(images, tmp_path):
+    results = ResultsDirectory(tmp_path)
+    with pytest.raises(ResultsError, match="has no search"):
+        choose_options(results)
+    planned = plan_rows(EXPERIMENTS["search"], POCKET, sources_of(images), tmp_path)
+    results.write_plan(planned.plan)
+    for number, (row, task) in enumerate(planned.rows.items()):
+        if number == len(planned.rows) - 1:
+            with pytest.raises(ResultsError, match="1 rows of the search to do, such as diveq-k16384-3"):
+                choose_options(results)
+        strength = task.run.quantizer_options.get("peak_weight", 0.005)
+        config = task.settings()
+        metrics = {"reconstruction_loss": abs(strength - 0.05)} if number != 1 else {}
+        results.write_record(row.id, {"config": config, "metrics": metrics})
+    chosen = choose_options(results)["pocket"]
+    for name, entries in chosen.items():
+        expected = {"peak_weight": 0.05, "diversity_weight": 0.05} if name == "lgq" else {}
+        assert [entry["codebook_size"] for entry in entries] == [1_024, 16_384]
+        assert [entry["options"] for entry in entries] == [expected] * 2
+        assert all(results.record(entry["run"]) for entry in entries)
+
+
+def test_the_seed_of_the_search_is_the_seed_of_no_table():
+    def seeds(name: str) -> set[int]:
+        table = EXPERIMENTS[name]
+        return set(range(table.first_seed, table.first_seed + table.seeds))
+
+    for name in EXPERIMENTS.keys() - {"search"}:
+        assert not seeds(name) & seeds("search")
+
+
+def test_a_setting_that_is_added_later_changes_no_id():
+    defaults = {"a": 1, "section": {"b": 2, "c": 3}, "options": {}}
+    settings = {"a": 1, "section": {"b": 2, "c": 4}, "options": {}, "seed": 0}
+    assert without_defaults(settings, defaults) == {"section": {"c": 4}, "seed": 0}
+    assert without_defaults(settings | {"new": 5}, defaults | {"new": 5}) == {"section": {"c": 4}, "seed": 0}
+    for task in (POCKET.row(), POCKET.generated("fsq"), POCKET.start, POCKET.timed("lgq", 64)):
+        text = json.dumps(task.identity())
+        assert "weight_decay" not in text, "a default"
+        assert "cosine" in text or isinstance(task, CostTask)
 
 
 def test_ablations_have_the_papers_budget_and_scaled_diversity_more_codes_than_tokens_of_a_batch():
@@ -130,7 +222,7 @@ def test_ablations_have_the_papers_budget_and_scaled_diversity_more_codes_than_t
     assert [task.run.quantizer_options for task in tasks("logits")] == [{"score": "l2"}, {"score": "dot"}]
     runs = [task.run for task in tasks("variants", POCKET)]
     (scaled,) = (run for run in runs if "diversity_scale" in run.quantizer_options)
-    assert scaled.codebook_size > POCKET.tokenizer.batch_size * (64 // 8) ** 2
+    assert scaled.codebook_size > scaled.batch_size * (32 // 4) ** 2
 
 
 def test_scaling_generation_and_cost_have_the_papers_rows():
@@ -152,12 +244,12 @@ def test_equal_settings_are_one_run_whichever_table_asks(images):
         for row in plan_rows(table, POCKET, sources, "nowhere", seeds=1).rows:
             tables_of.setdefault(row.id, set()).add(name)
     default = run_id(POCKET.row(), POCKET, sources.fingerprint)
-    assert default.startswith("lgq-k1024-s0-")
-    assert tables_of[default] == {
-        "comparison", "codebook-size", "logits", "geometry", "scaling", "seeds", "variants",
+    assert default.startswith("lgq-k16384-s0-")
+    assert tables_of[default] == {"comparison", "codebook-size", "geometry", "scaling"}
+    # Ablations have fewer codes, and share the run that the sweep has at their size.
+    assert tables_of[run_id(POCKET.ablated(), POCKET, sources.fingerprint)] == {
+        "codebook-size", "scaling", "logits", "regularizers", "temperature", "variants",
     }  # fmt: skip
-    # Ablations have fewer steps, and so share a run of their own.
-    assert tables_of[run_id(POCKET.ablated(), POCKET, sources.fingerprint)] == {"regularizers", "temperature"}
 
 
 def test_whatever_changes_a_record_changes_the_id_and_nothing_else_does():
@@ -167,7 +259,12 @@ def test_whatever_changes_a_record_changes_the_id_and_nothing_else_does():
         run_id(base, SMOKE, "other images"),
         run_id(base.seeded(1), SMOKE, "images"),
         run_id(replace(base, images=5), SMOKE, "images"),
-        run_id(replace(base, metric_networks=False), SMOKE, "images"),
+        run_id(replace(base, searching=True), SMOKE, "images"),
+        run_id(SMOKE.adjusted(warm_start="never").row(), SMOKE, "images"),
+        run_id(
+            replace(base, start=replace(base.start, run=replace(base.start.run, clip=2.0))), SMOKE, "images"
+        ),
+        run_id(base.start, SMOKE, "images"),
         run_id(SMOKE.row(tau_end=0.2), SMOKE, "images"),
         run_id(SMOKE.adjusted(steps=5).row(), SMOKE, "images"),
         run_id(SMOKE.adjusted(precision="bf16").row(), SMOKE, "images"),
@@ -187,8 +284,16 @@ def test_the_fingerprint_of_images_does_not_depend_on_their_place(images, tmp_pa
 
 
 def test_steps_and_precision_are_adjusted_for_all_rows_alike():
-    scale = POCKET.adjusted(steps=400, generator_steps=300, precision="bf16")
-    for run in (scale.tokenizer, scale.ablation.run, scale.search.run):
-        assert (run.loop.steps, run.loop.validate_every, run.precision) == (400, 40, "bf16")
+    scale = POCKET.adjusted(steps=400, generator_steps=300, precision="float32")
+    for task in (scale.tokenizer, scale.ablation, scale.search):
+        loop = task.run.loop
+        assert (loop.steps, loop.validate_every, task.run.precision) == (400, 40, "float32")
+        assert (task.start.steps, task.start.run.precision) == (1_500, "float32")
     generator = scale.generator
-    assert (generator.loop.steps, generator.schedule.warmup_steps, generator.precision) == (300, 30, "bf16")
+    assert (generator.loop.steps, generator.schedule.warmup_steps, generator.precision) == (
+        300,
+        30,
+        "float32",
+    )
+    cold = POCKET.adjusted(warm_start="never")
+    assert [task.start for task in (cold.tokenizer, cold.ablation, cold.search)] == [None] * 3

@@ -17,6 +17,7 @@ from torch import Tensor
 from lgq.data import DataError, to_tensor
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
+from lgq.errors import LGQError, LGQWarning
 from lgq.hub import PretrainedError
 from lgq.inference import encode as encoding
 from lgq.inference.decode import decode
@@ -25,6 +26,8 @@ from lgq.inference.reconstruct import reconstruct
 from lgq.models.autoencoder import Backbone
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:2 of 7 images lie beside the folders")
 
 
 @pytest.fixture(autouse=True)
@@ -347,3 +350,15 @@ def test_two_processes_share_the_work_and_make_the_same_files(tmp_path, photos, 
     assert contents(tmp_path / "tokens") == contents(encoded)
     decode(tokenizer, encoded, tmp_path / "alone", batch_size=1)
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
+def test_images_beside_the_folders_of_classes_are_named(tmp_path):
+    data = put_pictures(tmp_path / "photos", ["cat/a.png", "stray.png"])
+    with pytest.warns(LGQWarning, match=r"1 of 2 images lie beside .* draws only images of 'cat': move"):
+        encode(build(), data, tmp_path / "tokens")
+
+
+def test_a_picture_is_no_directory_of_reconstructions(tmp_path):
+    data = put_pictures(tmp_path / "photos", ["a.png"])
+    with pytest.raises(LGQError, match=r"`out` must be a directory.*got .*rec\.png"):
+        reconstruct(build(), data, tmp_path / "rec.png")

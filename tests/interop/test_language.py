@@ -63,6 +63,15 @@ def test_a_tokenizer_names_its_own_vocabulary():
     assert len(vocabulary) == 35
 
 
+def test_the_tokens_of_all_scales_are_one_row():
+    tokenizer = Tokenizer(TINY, "vq", 16, scales=(1, 2, 4)).eval()
+    (tokens,) = tokenizer.encode(torch.rand(1, 3, 8, 8) * 2 - 1)
+    vocabulary = ImageVocabulary.of(tokenizer)
+    assert torch.equal(vocabulary.to_tokens(vocabulary.to_ids(tokens[None]))[0], tokens)
+    with pytest.raises(LGQError, match=r"tokens\[None\]"):
+        vocabulary.to_ids(tokens)
+
+
 PLAIN = ImageVocabulary(codebook_size=10, offset=100)
 STAGED = ImageVocabulary(codebook_size=10, stages=2)
 FIXED = ImageVocabulary(codebook_size=10, grid=(2, 2))

@@ -7,8 +7,8 @@ import torch
 from cheap_inception import gaussian
 
 from lgq.metrics.features import FeatureSample, FeatureSet
-from lgq.metrics.fid import StatisticsError
-from lgq.metrics.kid import kernel_distance
+from lgq.metrics.fid import StatisticsError, weighted_frechet_distance
+from lgq.metrics.kid import kernel_distance, weighted_kernel_distance
 from lgq.metrics.precision_recall import precision_recall
 
 DIM, IMAGES = 6, 200
@@ -85,3 +85,39 @@ def test_a_damaged_file_is_refused(tmp_path, harm):
         FeatureSet.load(file)
     with pytest.raises(StatisticsError, match=r"absent\.features cannot be read: No such file"):
         FeatureSet.load(tmp_path / "absent.features")
+
+
+def pairs_of(count: int, resampled: torch.Tensor | None = None) -> list[FeatureSet]:
+    """Return two sets of features of the same images, with repetitions if these are given."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 5, generator=random)
+    sets = []
+    for features in (x, x + 0.5 * torch.randn(count, 5, generator=random)):
+        chosen = features if resampled is None else features[resampled]
+        sets.append(FeatureSet.empty(5, sample=len(chosen)))
+        sets[-1].update(chosen, torch.arange(len(chosen)))
+    return sets
+
+
+def test_distances_of_weighted_images_are_those_of_repeated_images():
+    drawn = torch.tensor([0, 0, 1, 3, 4, 4, 4, 6])
+    weights = torch.bincount(drawn, minlength=7).double()
+    x, y = (features.sample.features.double() for features in pairs_of(7))
+    products = (x @ x.T, y @ y.T, x @ y.T)
+    repeated, reference = pairs_of(7, drawn)
+    assert weighted_frechet_distance(*products, weights) == pytest.approx(repeated.compare(reference)["fid"])
+    once = torch.ones(7).double()
+    plain = kernel_distance(x.float(), y.float())
+    assert weighted_kernel_distance(*products, once, dim=5) == pytest.approx(plain, abs=1e-6)
+
+
+def test_deviations_over_resamples_shrink_with_the_number_of_images():
+    few, many = (pairs_of(count) for count in (50, 800))
+    small, large = (x.bootstrap_deviations(y, 60) for x, y in (many, few))
+    assert small.keys() == large.keys() == {"fid", "kid"}
+    for name, value in small.items():
+        assert 0 < 2 * value < large[name]
+    assert few[0].bootstrap_deviations(few[1], 60) == large
+    assert few[0].bootstrap_deviations(few[1], 0) == {}
+    with pytest.raises(ValueError, match="the same images twice, got 50 and 800"):
+        few[0].bootstrap_deviations(many[1], 60)

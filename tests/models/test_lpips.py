@@ -126,3 +126,19 @@ def test_published_weights_give_the_published_distances(net, expected):
     assert distances == pytest.approx(expected, rel=1e-3)
     assert distances == sorted(distances)
     assert network.weights_sha256 == weights.SETS[f"lpips-{net}"].fingerprint.sha256
+
+
+def test_convolutions_in_bf16_change_distances_by_their_rounding_only(network, monkeypatch):
+    monkeypatch.setattr(weights, "load", lambda name: network.state_dict())
+    net = "vgg16" if len(network.convolutions) > 5 else "alex"
+    rounded = LPIPS.pretrained(net, dtype=torch.bfloat16)
+    x, y = pair(network)
+    y.requires_grad_()
+    distances = rounded(x, y)
+    assert distances.dtype == torch.float32
+    assert torch.allclose(distances, network(x, y), rtol=0.05)
+    assert not torch.equal(distances, network(x, y))
+    (gradient,) = torch.autograd.grad(distances.sum(), y)
+    assert gradient.dtype == torch.float32
+    assert gradient.isfinite().all()
+    assert {buffer.dtype for name, buffer in rounded.named_buffers() if "head" in name} == {torch.float32}

@@ -31,9 +31,8 @@ class Autoencoder(nn.Module):
 
 def test_the_defaults_have_the_parameters_of_the_published_models():
     """72 M of LlamaGen's VQ-16 and 70 M of its VQ-8, as its authors count them."""
-    unit = {"latent_channels": 8, "unit_latents": True}
-    coarse = VQGANBackbone(**unit)
-    fine = VQGANBackbone(widths=(128, 256, 256, 512), attention_levels=(3,), **unit)
+    coarse = VQGANBackbone(latent_channels=8)
+    fine = VQGANBackbone(widths=(128, 256, 256, 512), attention_levels=(3,), latent_channels=8)
     for backbone, millions in ((coarse, 72), (fine, 70)):
         with torch.device("meta"):
             tokenizer = Tokenizer(backbone, "vq", 16_384)
@@ -50,12 +49,6 @@ def test_every_size_that_the_factor_divides_is_rebuilt(widths, grid):
     latents = encoder(images)
     assert latents.shape == (2, 5, *grid)
     assert decoder(latents).shape == images.shape
-
-
-def test_unit_latents_have_length_1():
-    encoder, _ = replace(TINY, unit_latents=True).networks()
-    lengths = encoder(torch.randn(2, 3, 8, 8)).norm(dim=1)
-    torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
 
 def test_attention_stands_where_the_settings_ask_for_it():

@@ -254,12 +254,22 @@ def separated_clusters(seed: int, clusters: int) -> tuple[Array, Array]:
     return np.random.default_rng(seed).permutation(z.reshape(-1, 2)), z.mean(1)
 
 
+def test_given_codes_are_not_below_the_threshold_of_revival():
+    q, codes = VQ(2, 4, restart_below=2), torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    q.set_codebook(codes)
+    for _ in range(2):
+        q(codes.repeat(8, 1))
+    torch.testing.assert_close(q.codebook, codes)
+
+
 @pytest.mark.parametrize("build", [VQ, LGQ])
 @pytest.mark.usefixtures("without_shape_checks")
 def test_given_codes_replace_a_start_from_data(build):
     q, codes = build(2, 4, init="data"), torch.arange(8.0).view(4, 2)
     with pytest.raises(LGQError, match=r"codes must have shape \(4, 2\), got \(2, 4\)"):
         q.set_codebook(codes.T)
+    with pytest.raises(LGQError, match="codes contain NaN or infinity"):
+        q.set_codebook(codes / 0)
     q.set_codebook(codes)
     assert not q.needs_data_init
     assert torch.equal(q.codebook, codes)

@@ -10,7 +10,7 @@ from quantizer_family import DIM
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQError
-from lgq.quantizers import FSQ, QUANTIZERS, VQ, Residual, build_quantizer, register
+from lgq.quantizers import FSQ, QUANTIZERS, VQ, MultiScale, Quantizer, Residual, build_quantizer, register
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
 
@@ -48,8 +48,10 @@ def test_every_layout_gives_the_same_results_in_its_shape(build, channel_dim):
     torch.testing.assert_close(out.loss, reference.loss)
     tokens = list(z.shape)
     del tokens[channel_dim]
-    stages = [3] if isinstance(quantizer, Residual) else []
-    assert list(out.indices.shape) == list(quantizer.encode(z).shape) == tokens + stages
+    shape = [*tokens, *quantizer.index_shape]
+    if isinstance(quantizer, MultiScale):
+        shape[-1] = sum(quantizer.lengths(tokens[-1:]))
+    assert list(out.indices.shape) == list(quantizer.encode(z).shape) == shape
     assert out.quantized.shape == quantizer.decode(out.indices).shape == z.shape
     assert (out.quantized.dtype, out.indices.dtype, out.loss.shape) == (z.dtype, torch.int64, ())
     quantized, indices, loss = out
@@ -61,8 +63,10 @@ def test_every_layout_gives_the_same_results_in_its_shape(build, channel_dim):
 def test_a_single_vector_needs_no_batch_axis(build):
     quantizer = build().eval()
     z = latents(3, DIM)
+    if isinstance(quantizer, MultiScale):
+        z = latents(3, 4, DIM)  # whose smallest input is a grid
     assert torch.equal(quantizer.encode(z[0]), quantizer.encode(z)[0])
-    assert quantizer(z[0]).quantized.shape == (DIM,)
+    assert quantizer(z[0]).quantized.shape == z[0].shape
     same_codes(quantizer.decode(quantizer.encode(z[0])), quantizer.decode(quantizer.encode(z))[0])
 
 
@@ -74,7 +78,7 @@ def test_tokens_of_any_integer_dtype_decode_equally(build, dtype):
 
 
 def test_results_do_not_depend_on_the_order_of_the_batch(build):
-    z = latents(50, DIM)
+    z = latents(50, 2, DIM)
     order = torch.randperm(50)
     straight, shuffled = build()(z), build()(z[order])
     assert torch.equal(shuffled.indices, straight.indices[order])
@@ -120,7 +124,8 @@ def test_the_representation_shows_every_setting(build):
     text, children = repr(quantizer), dict(quantizer.named_children())
     for name in signature(type(quantizer)).parameters:
         value = getattr(quantizer, name)
-        value = tuple(value.tolist()) if isinstance(value, torch.Tensor) else value
+        if isinstance(value, torch.Tensor):
+            value = "<32 x 4>" if value.ndim == 2 else tuple(value.tolist())
         assert f"({name}): " in text if name in children else f"{name}={value!r}" in text, name
     with torch.device("meta"):
         assert type(quantizer).__name__ in repr(build())
@@ -193,6 +198,14 @@ def test_state_round_trips(build):
     assert torch.equal(ours.loss, theirs.loss)
 
 
+def test_a_state_with_nan_is_refused_by_name(build):
+    state = build().state_dict()
+    name = next(name for name, tensor in state.items() if tensor.is_floating_point() and tensor.ndim)
+    state[name] = state[name] * torch.nan
+    with pytest.raises(LGQError, match=r"contains NaN or infinity in the loaded state"):
+        build().load_state_dict(state)
+
+
 def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
     quantizer = build()
     quantizer(latents())
@@ -200,7 +213,7 @@ def test_an_empty_batch_gives_an_empty_result_and_a_finite_loss(build):
     z = torch.empty(0, 9, DIM, requires_grad=True)
     out = quantizer(z)
     assert out.quantized.shape == (0, 9, DIM)
-    assert out.indices.shape[:2] == (0, 9)
+    assert out.indices.shape[0] == 0
     assert torch.isfinite(out.loss)
     (out.loss + out.quantized.sum()).backward()
     assert quantizer.encode(z).shape == out.indices.shape
@@ -229,10 +242,10 @@ def test_every_gradient_is_finite_and_reaches_the_latents(build):
 
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("training", [True, False])
-def test_compiled_quantizers_give_the_same_without_graph_breaks(build, training):
+def test_compiled_quantizers_give_the_same_without_graph_breaks(build_class, training):
     torch.compiler.reset()
     z = latents().requires_grad_()
-    eager, compiled = build().train(training), build().train(training)
+    eager, compiled = build_class().train(training), build_class().train(training)
     run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         torch.manual_seed(0)
@@ -260,14 +273,94 @@ def test_the_default_compiler_gives_the_same_gradients(name):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_one_compilation_serves_batches_of_any_size(build):
+def test_one_compilation_serves_batches_of_any_size(build_class):
     torch.compiler.reset()
-    quantizer = build().eval()
+    quantizer = build_class().eval()
     graphs = CompileCounterWithBackend("aot_eager")
     run = torch.compile(quantizer, fullgraph=True, backend=graphs)
     for n in (5, 6, 7, 8, 9, 10):
-        assert run(latents(n, DIM)).quantized.shape == (n, DIM)
+        assert run(latents(n, 4, DIM)).quantized.shape == (n, 4, DIM)
     assert graphs.frame_count <= 2
+
+
+def masked_latents(mask: torch.Tensor) -> torch.Tensor:
+    """Latents that are garbage where they do not count."""
+    return latents(*mask.shape, DIM).masked_fill(~mask[..., None], float("nan"))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_masked_vectors_change_nothing_and_have_no_code(build_maskable, training):
+    mask = torch.rand(4, 9) < 0.6
+    masked, left_out = build_maskable().train(training), build_maskable().train(training)
+    for _ in range(3):  # so that moving averages show what they counted
+        z = masked_latents(mask).requires_grad_()
+        kept = z.detach()[mask].requires_grad_()
+        torch.manual_seed(5)
+        out = masked(z, mask)
+        torch.manual_seed(5)
+        expected = left_out(kept)
+        assert torch.equal(out.indices[mask], expected.indices)
+        assert (out.indices[~mask] == -1).all()
+        assert torch.equal(out.quantized[mask], expected.quantized)
+        assert (out.quantized[~mask] == 0).all()
+        assert torch.equal(out.loss, expected.loss)
+        assert out.terms.keys() == expected.terms.keys()
+        assert all(torch.equal(term, expected.terms[name]) for name, term in out.terms.items())
+        same_codes(masked.decode(out.indices), out.quantized)
+        upstream = torch.randn_like(z)
+        (ours,) = torch.autograd.grad(out.loss + (out.quantized * upstream).sum(), z)
+        (theirs,) = torch.autograd.grad(expected.loss + (expected.quantized * upstream[mask]).sum(), kept)
+        assert torch.equal(ours[mask], theirs)
+        assert (ours[~mask] == 0).all()
+    states = masked.state_dict(), left_out.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    encoded = masked.eval().encode(z, mask=mask)
+    assert torch.equal(encoded[mask], left_out.eval().encode(kept))
+    assert (encoded[~mask] == -1).all()
+
+
+def test_a_mask_follows_the_layout_of_the_latents(build_maskable):
+    mask = torch.rand(3, 5, 7) < 0.5
+    z = latents(3, DIM, 5, 7)
+    out, reference = build_maskable(channel_dim=1)(z, mask), build_maskable()(z.movedim(1, -1), mask)
+    assert torch.equal(out.indices, reference.indices)
+    same_codes(out.quantized.movedim(1, -1), reference.quantized)
+
+
+def test_a_batch_in_which_nothing_counts_is_an_empty_one(build_maskable):
+    quantizer = build_maskable()
+    out = quantizer(latents(), torch.zeros(4, 9, dtype=torch.bool))
+    assert (out.indices == -1).all()
+    assert (out.quantized == 0).all()
+    assert torch.isfinite(out.loss)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_bad_masks_raise_an_error(build_maskable):
+    quantizer = build_maskable()
+    with pytest.raises(LGQError, match=r"`mask` must be boolean.*got torch.int64: compare first"):
+        quantizer(latents(), torch.ones(4, 9, dtype=torch.int64))
+    for shape in ((4,), (4, 9, DIM)):
+        with pytest.raises(LGQError, match=r"one value per vector, so shape \(4, 9\), got \(4.*leave out"):
+            quantizer.encode(latents(), torch.ones(shape, dtype=torch.bool))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiled_quantizers_take_masks(build_class):
+    """With the setting that torch itself names, since a mask makes the number of vectors depend on values."""
+    if isinstance(build_class(), MultiScale):
+        pytest.skip("it takes no mask")
+    torch.compiler.reset()
+    z, mask = latents().requires_grad_(), torch.rand(4, 9) < 0.6
+    eager, compiled = build_class(), build_class()
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for _ in range(2):
+            expected, out = eager(z, mask), run(z, mask)
+            assert torch.equal(out.indices, expected.indices)
+            torch.testing.assert_close(out.quantized, expected.quantized)
+            ours, theirs = (torch.autograd.grad(o.loss + o.quantized.sum(), z)[0] for o in (out, expected))
+            torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
@@ -311,8 +404,8 @@ def test_bad_indices_raise_an_error(build):
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_the_registry_has_seven_quantizers_and_takes_more(monkeypatch):
-    assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq"]
+def test_the_registry_has_nine_quantizers_and_takes_more(monkeypatch):
+    assert list(QUANTIZERS) == ["lgq", "ibq", "vq", "rotvq", "fsq", "lfq", "simvq", "bsq", "diveq"]
     monkeypatch.setattr("lgq.quantizers.QUANTIZERS", dict(QUANTIZERS))
     register("mine", type("Mine", (FSQ,), {"label": "Mine"}))
     assert build_quantizer("mine", DIM, 32).label == "Mine"
@@ -322,6 +415,13 @@ def test_the_registry_has_seven_quantizers_and_takes_more(monkeypatch):
         register("bare", type("Bare", (FSQ,), {"label": ""}))
     with pytest.raises(LGQError, match=r"'made' must be a subclass of lgq.quantizers.Quantizer, got FSQ\("):
         register("made", FSQ(DIM, 32))
+    with pytest.raises(LGQError, match=r"'part' lacks quantize_vectors, reset_parameters: add"):
+        register("part", type("Part", (Quantizer,), {"label": "Part"}))
+
+
+def test_a_name_in_capitals_is_told_the_registered_one():
+    with pytest.raises(LGQError, match="did you mean 'lgq'"):
+        build_quantizer("LGQ", DIM, 32)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)

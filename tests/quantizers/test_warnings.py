@@ -19,7 +19,7 @@ def warned(quantizer: Quantizer, batches: int, scale: float = 1.0) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(batches):
-            quantizer(scale * torch.randn(4, DIM))
+            quantizer(scale * torch.randn(12, DIM))
     assert all(warning.category is LGQWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
@@ -88,8 +88,8 @@ def test_latents_far_from_unit_scale_are_named_once_with_their_scale(make, scale
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-def test_latents_near_unit_scale_are_not_named(build, scale):
-    quantizer = build()
+def test_latents_near_unit_scale_are_not_named(build_class, scale):
+    quantizer = build_class()
     quantizer.anneal(0.0)
     assert warned(quantizer, 101, scale) == []
 

@@ -221,7 +221,7 @@ def test_one_figure_contradicts_a_claim_or_leaves_it_open(claim, change, outcome
 
 def test_without_runs_no_claim_is_decided_and_each_is_counted_once():
     verdicts = decide_claims(result_set_of({}))
-    assert {verdict.outcome for verdict in verdicts} == {NOT_RUN, BY_EYE}
+    assert {verdict.outcome for verdict in verdicts} == {NOT_RUN, BY_EYE, Outcome.OTHER_SCALE}
     counts = count_outcomes(verdicts)
     assert (sum(counts.values()), counts[BY_EYE]) == (len(CLAIMS), len(SEEN))
 
@@ -236,13 +236,43 @@ def test_one_seed_decides_no_claim_that_compares_seeds():
     assert decided <= COSTS
 
 
-def test_times_beside_smaller_networks_than_the_papers_decide_nothing():
-    results = world(slightly)
+def test_claims_that_need_another_scale_are_not_decided_at_ours_and_say_why():
+    results, marked = world(slightly), {id for id, claim in CLAIMS.items() if claim.scale}
     small = {name: replace(plan, scale="pocket") for name, plan in results.plans.items()}
-    by_claim = outcomes(replace(results, plans=small))
-    assert {claim for claim in COSTS if by_claim[claim] is UNCLEAR} == {
-        "cost-share", "cost-of-training", "cost-of-size",
-    }  # fmt: skip
+    verdicts = decide_claims(replace(results, plans=small))
+    elsewhere = [verdict for verdict in verdicts if verdict.outcome is Outcome.OTHER_SCALE]
+    assert {verdict.claim.id for verdict in elsewhere} == marked
+    assert {"cost-share", "cost-of-training", "cost-of-size", "ibq-inception"} <= marked
+    assert all(verdict.findings[0].text == verdict.claim.scale for verdict in elsewhere)
+    assert Outcome.OTHER_SCALE not in outcomes(results).values()
+
+
+def test_seeds_are_compared_in_pairs_and_the_number_that_would_decide_is_named():
+    # The luck of a seed, shared by both, is larger than their difference.
+    luck = (0.0, 5.0, 10.0)
+    lgq = [{"psnr": 20.0 + shared + own} for shared, own in zip(luck, (0.9, 1.0, 1.1), strict=True)]
+    fsq = [{"psnr": 20.0 + shared} for shared in luck]
+    rule = Leads(
+        experiment="comparison",
+        columns=(COLUMNS["psnr"],),
+        rows=(Selection("LGQ", {"quantizer": "lgq"}),),
+        over=(Selection("FSQ", {"quantizer": "fsq"}),),
+    )
+
+    def finding(ours: list[dict[str, float]]) -> Finding:
+        rows = [FakeRow("LGQ", {"quantizer": "lgq"}, ours), FakeRow("FSQ", {"quantizer": "fsq"}, fsq)]
+        (only,) = rule.decide(result_set_of({"comparison": rows}))
+        return only
+
+    clear = finding(lgq)
+    assert clear.outcome is YES
+    assert "difference by seed +1.000 (+0.752 to +1.248, effect +10.0)" in clear.text
+    open_ = finding([{"psnr": row["psnr"] + noise} for row, noise in zip(fsq, (0.0, 1.0, 2.0), strict=True)])
+    assert open_.outcome is UNCLEAR
+    # Mean 1 and deviation 1: t(6) = 2.45 is below the square root of 7, t(5) = 2.57 above that of 6.
+    assert open_.text.endswith("7 seeds would decide")
+    none = finding([{"psnr": row["psnr"] + noise} for row, noise in zip(fsq, (-1.0, 1.0, 0.0), strict=True)])
+    assert none.text.endswith("more than 1,000 seeds would decide")
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
@@ -321,7 +351,8 @@ def test_rank_correlation_is_spearmans():
 def test_a_trial_of_seconds_decides_no_claim():
     results = world(slightly)
     plans = {name: replace(plan, scale="smoke") for name, plan in results.plans.items()}
-    assert set(outcomes(replace(results, plans=plans)).values()) == {Outcome.TOO_SMALL, BY_EYE}
+    undecided = {Outcome.TOO_SMALL, Outcome.OTHER_SCALE, BY_EYE}
+    assert set(outcomes(replace(results, plans=plans)).values()) == undecided
 
 
 @pytest.mark.parametrize(("ms", "outcome"), [(2.1, YES), (1.9, NO), (0.5, NO)])

@@ -267,7 +267,8 @@ def test_commands_of_the_page_can_be_pasted_and_run(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     folder = "my photos {0..1}"
     Path(folder).mkdir()
-    Image.new("RGB", (40, 40), (200, 90, 30)).save(tmp_path / folder / "cat.jpg")
+    for name in ("cat", "dog"):
+        Image.new("RGB", (40, 40), (200, 90, 30)).save(tmp_path / folder / f"{name}.jpg")
     words = ["--scale", "smoke", "--data", folder, "--only", "fsq", "--out", "results"]
     rows = comparison_rows({"fsq": (20.0, 21.0), "lgq": (22.0,)})
     rows[0].extra = {"command": ["lgq", "experiment", "comparison", *words]}
@@ -373,3 +374,11 @@ def test_records_of_an_earlier_protocol_are_told_beside_their_commands(tmp_path)
         commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
         assert ("earlier protocol" in commands) == is_told
         assert ("<code>learning_rate</code>: 123.0, now " in commands) == is_told
+
+
+def test_a_page_of_the_viewer_beside_the_report_is_linked(results, tmp_path):
+    report(results.root, tmp_path / "alone.html")
+    assert "view.html" not in (tmp_path / "alone.html").read_text()
+    (tmp_path / "view.html").write_text("the page")
+    report(results.root, tmp_path / "report.html")
+    assert '<a href="view.html">' in (tmp_path / "report.html").read_text()

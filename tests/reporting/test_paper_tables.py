@@ -246,7 +246,7 @@ def test_runs_of_a_row_that_differ_in_more_than_the_seed_are_not_averaged():
     assert lgq.seeds == 1
     assert (lgq.ours[0].mean, lgq.ours[0].spread) == ("23.500", "")
     assert results.sample("comparison", "psnr", {"quantizer": "lgq"}) == Sample(
-        (23.5,), ("comparison-LGQ-s0",)
+        (23.5,), ("comparison-LGQ-s0",), seeds=(0,)
     )
     assert results.mixed == {f"comparison-LGQ-s{seed}": ["quantizer_options.beta"] for seed in (1, 2)}
 

@@ -206,7 +206,7 @@ def test_a_changed_result_is_refused_by_the_options_that_change_it_with_ways_out
     options = "`learning_rate` (was 0.01, now 1.0), `loss.l1` (was 1.0, now 10.0), "
     options += "`quantizer_options.tau_end` (was 0.1, now 0.2); "
     assert options in str(refusal.value)
-    for way_out in ("the old values", "another `out`", f"`start_from` {quick_path}."):
+    for way_out in ("go on with its settings", "another `out`", f"`start_from` {quick_path})."):
         assert way_out in str(refusal.value)
 
 

@@ -101,7 +101,7 @@ def test_a_whole_run_leaves_what_the_contract_names(tmp_path):
     files = {"config.json", "environment.json", "metrics.jsonl", ".lock"}
     assert names == files | {"checkpoints", "best", "last"}
     records = [(record["step"], record["split"]) for record in read_records(tmp_path / "run")]
-    train, validation = [(s, "train") for s in (2, 4, 6, 8)], [(s, "validation") for s in (3, 6, 9)]
+    train, validation = [(s, "train") for s in (2, 4, 6, 8, 9)], [(s, "validation") for s in (3, 6, 9)]
     assert records == sorted(train + validation)
     kept = [path.name for path in Checkpoints(tmp_path / "run/checkpoints").paths()]
     assert kept == ["step-000009", "step-000008"]
@@ -268,7 +268,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     walk(tmp_path, signals={2: signal.SIGTERM})
     before = content(tmp_path)
     longer = LoopSettings(steps=10, log_every=2, validate_every=3)
-    with pytest.raises(LGQError, match=r"other settings: `stride` \(was 1\.0, now 2\.0\); run with"):
+    with pytest.raises(LGQError, match=r"other settings: `stride` \(was 1\.0, now 2\.0\); go on with"):
         walk(tmp_path, stride=2.0, settings=longer)
     assert_identical(content(tmp_path), before)
     assert json.loads((tmp_path / "config.json").read_text())["stride"] == 1.0

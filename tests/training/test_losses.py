@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lgq.errors import LGQError
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.training.losses import (
     LossWeights,
@@ -236,3 +237,19 @@ def test_a_mean_over_many_half_precision_logits_is_exact(logits):
 def test_negative_weights_are_refused(name):
     with pytest.raises(ValueError, match=f"`{name}` must be at least 0, got -1"):
         LossWeights(**{name: -1})
+
+
+def test_lpips_on_a_part_of_the_batch_is_that_of_its_first_images(images):
+    reconstruction = torch.zeros_like(images)
+    options = {"perceptual": squared_distance, "discriminator": MustNotRun()}
+    whole, part = (
+        Objective(LossWeights(lpips_images=count, gan=0), **options).tokenizer_loss(
+            images, reconstruction, NOTHING, step=0
+        )
+        for count in (None, 1)
+    )
+    assert part.terms["lpips"] == squared_distance(images[:1], reconstruction[:1])
+    assert part.terms["lpips"] != whole.terms["lpips"]
+    assert part.terms["l1"] == whole.terms["l1"]
+    with pytest.raises(LGQError, match="`lpips_images` must be at least 1, got 0"):
+        LossWeights(lpips_images=0)

@@ -34,7 +34,7 @@ from lgq.training.watch import (
     unreliable_rfid,
 )
 
-POCKET = named_run("pocket-lgq")
+POCKET = replace(named_run("pocket-lgq"), codebook_size=1_024)
 """1,024 codes, 2,048 tokens per batch, judged from step 1,000 of 10,000."""
 OPTIONS = {"diversity_weight": 0.005, "latent_weight": 0.0}
 COLLAPSING = replace(

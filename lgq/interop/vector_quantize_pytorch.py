@@ -1,0 +1,247 @@
+"""Trained modules of vector-quantize-pytorch as quantizers of this package, with their weights.
+
+    q = from_vector_quantize_pytorch(module)         # the same indices and values in eval mode
+
+docs/from-vector-quantize-pytorch.md maps every class and argument. Nothing of that package is imported:
+classes are known by their names.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lgq.errors import LGQError, LGQWarning
+from lgq.quantizers import BSQ, FSQ, LFQ, VQ, Grouped, ProjectedVQ, Quantizer, Residual, SimVQ
+from lgq.quantizers.base import Projection
+
+
+@torch.no_grad()
+def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None = None) -> Quantizer:
+    """Convert a module of vector-quantize-pytorch, with its weights, running means, mode and device.
+
+    channel_dim: axis of the channels; None takes that of the module's own flags.
+
+    Classes: VectorQuantize, ResidualVQ, GroupedResidualVQ, FSQ, LFQ (BSQ if it is spherical) and SimVQ. What
+    would change indices or values without a counterpart here is an error; what changes only the training is
+    a warning.
+    """
+    kind = type(module).__name__
+    if kind not in _CONVERTERS:
+        raise LGQError(f"{kind} has no counterpart: these have, {', '.join(_CONVERTERS)}.")
+    quantizer = _CONVERTERS[kind](module, _channel_dim(module) if channel_dim is None else channel_dim)
+    tensors = [*module.parameters(), *module.buffers()]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if floats:
+        quantizer.to(floats[0].device, floats[0].dtype)
+    return quantizer.train(module.training)
+
+
+def _channel_dim(module: Any) -> int:
+    first = getattr(module, "accept_image_fmap", False) or getattr(module, "accept_3d_fmap", False)
+    first = first or getattr(module, "channel_first", False) or not getattr(module, "channel_last", True)
+    return 1 if first else -1
+
+
+def _vq(module: Any, channel_dim: int) -> Quantizer:
+    book = module._codebook
+    _refuse(
+        module,
+        affine_param=book.affine_param,
+        vq_bridge=book.vq_bridge is not None,
+        layernorm_after_project_in=any(isinstance(part, nn.LayerNorm) for part in module.modules()),
+    )
+    _leave_behind(
+        module,
+        commitment_use_cross_entropy_loss=module.commitment_use_cross_entropy_loss,
+        orthogonal_reg_weight=module.orthogonal_reg_weight,
+        codebook_diversity_loss_weight=module.codebook_diversity_loss_weight,
+        sync_update_v=module.sync_update_v,
+        stochastic_sample_codes=book.gumbel_sample.keywords["stochastic"],
+    )
+    if module.heads > 1 and module.has_projections:
+        raise LGQError(
+            "VectorQuantize with heads and a projection has no counterpart: leave out codebook_dim."
+        )
+    width = book.embed.shape[-1]
+    learning = "gradient" if module.learnable_codebook else "ema"
+    options: dict[str, Any] = {
+        "channel_dim": channel_dim,
+        "gradient": _gradient_of(module),
+        "learning": learning,
+        "score": "cosine" if book.use_cosine_sim else "l2",
+        "codebook_dim": width if module.has_projections else None,
+        "decay": book.decay,
+        "commitment_weight": module.commitment_weight if module.has_commitment_loss else 0.0,
+        "codebook_weight": module.commitment_weight if module.has_commitment_loss else 0.0,
+        "noise_variance": module.directional_reparam_variance,
+        "restart_below": book.threshold_ema_dead_code or None,
+        "init": "normal" if book.initted else "kmeans",
+        "seed": 0,
+    }
+    codebooks = []
+    for rows, sums, counts in zip(book.embed, book.embed_avg, book.cluster_size, strict=True):
+        dim = width if module.heads > 1 else module.dim
+        codebook = VQ(dim, book.codebook_size, **options)
+        codebook.codebook.copy_(rows)
+        codebook.sums.copy_(sums)
+        codebook.counts.copy_(counts)
+        codebooks.append(codebook)
+    if module.heads > 1:
+        heads = codebooks if len(codebooks) > 1 else codebooks * module.heads
+        return Grouped(heads, channel_dim=channel_dim)
+    (codebook,) = codebooks
+    if module.has_projections:
+        _copy(codebook.project_in, _linear(module.project_in))
+        _copy(codebook.project_out, _linear(module.project_out))
+    return codebook
+
+
+def _gradient_of(module: Any) -> str:
+    if module.directional_reparam:
+        return "step"
+    return "rotation" if module.rotation_trick else "straight_through"
+
+
+def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
+    _refuse(
+        module,
+        codebook_dim=module.has_projections,
+        implicit_neural_codebook=module.implicit_neural_codebook,
+        beam_size=module.beam_size,
+    )
+    if module.shared_codebook:
+        stages = [_vq(module.layers[0], channel_dim)] * len(module.layers)
+    else:
+        stages = [_vq(layer, channel_dim) for layer in module.layers]
+    # There, the number of stages is drawn from 1 to all with equal probability.
+    dropout = 1 - 1 / len(stages) if module.quantize_dropout else 0.0
+    return Residual(stages, channel_dim=channel_dim, dropout=dropout)
+
+
+def _grouped_residual_vq(module: Any, channel_dim: int) -> Quantizer:
+    return Grouped([_residual_vq(part, channel_dim) for part in module.rvqs], channel_dim=channel_dim)
+
+
+def _fsq(module: Any, channel_dim: int) -> Quantizer:
+    _refuse(
+        module,
+        preserve_symmetry=module.preserve_symmetry,
+        num_codebooks=module.num_codebooks > 1,
+        bound_hard_clamp=module.bound_hard_clamp,
+        orthogonal_rotation=module.orthogonal_rotation,
+    )
+    levels = module._levels.tolist()
+    size = int(module._levels.prod())
+    q = FSQ(module.dim, size, levels=levels, bound="atanh", channel_dim=channel_dim, seed=0)
+    _copy(q.project_in, _linear(module.project_in))
+    _copy(q.project_out, _linear(module.project_out))
+    return q
+
+
+def _lfq(module: Any, channel_dim: int) -> Quantizer:
+    _refuse(
+        module,
+        num_codebooks=module.num_codebooks > 1,
+        cosine_sim_project_in=module.has_projections and not isinstance(module.project_in, nn.Linear),
+        orthogonal_rotation=module.orthogonal_rotation,
+    )
+    _leave_behind(
+        module,
+        diversity_gamma=module.diversity_gamma != 1,
+        straight_through_activation=not isinstance(module.activation, nn.Identity),
+        soft_clamp_input_value=module.soft_clamp_input_value,
+        experimental_softplus_entropy_loss=module.experimental_softplus_entropy_loss,
+    )
+    kind = BSQ if module.spherical else LFQ
+    q = kind(
+        module.dim,
+        module.codebook_size,
+        channel_dim=channel_dim,
+        entropy_weight=module.entropy_loss_weight,
+        commitment_weight=module.commitment_loss_weight,
+        seed=0,
+    )
+    # There, the first bit is the highest of the index, and here the lowest.
+    _copy(q.project_in, _linear(module.project_in), reverse=0)
+    _copy(q.project_out, _linear(module.project_out), reverse=1)
+    q.project_out.weight.mul_(module.codebook_scale)
+    return q
+
+
+def _simvq(module: Any, channel_dim: int) -> Quantizer:
+    _leave_behind(module, rotation_trick=module.rotation_trick)
+    rows, transform = module.frozen_codebook, module.code_transform
+    linears = [part for part in transform.modules() if isinstance(part, nn.Linear)]
+    weights: dict[str, Any] = {
+        "channel_dim": channel_dim,
+        "weight": module.commitment_weight,
+        "commitment_weight": module.input_to_quantize_commit_loss_weight,
+        "seed": 0,
+    }
+    if isinstance(transform, nn.Linear):
+        q: SimVQ = ProjectedVQ(rows, transform.out_features, **weights)
+        _copy(q.transform, transform)
+        return q
+    dim = rows.shape[1]
+    parts = [type(part) for part in transform] if isinstance(transform, nn.Sequential) else []
+    widths = [linear.weight.shape for linear in linears]
+    if parts != [nn.Linear, nn.ReLU, nn.Linear] or widths != [(2 * dim, dim), (dim, 2 * dim)]:
+        raise LGQError(
+            "`codebook_transform` of SimVQ has a counterpart if it is a Linear, or a Sequential of Linear, "
+            f"ReLU and Linear with twice the channels in the middle, got {transform!r:.80}."
+        )
+    q = SimVQ(dim, module.codebook_size, transform="mlp", **weights)
+    q.rows.copy_(rows)
+    projections = [part for part in q.transform.modules() if isinstance(part, Projection)]
+    for projection, linear in zip(projections, linears, strict=True):
+        _copy(projection, linear)
+    return q
+
+
+_CONVERTERS: dict[str, Callable[[Any, int], Quantizer]] = {
+    "VectorQuantize": _vq,
+    "ResidualVQ": _residual_vq,
+    "GroupedResidualVQ": _grouped_residual_vq,
+    "FSQ": _fsq,
+    "LFQ": _lfq,
+    "SimVQ": _simvq,
+}
+
+
+def _linear(module: nn.Module) -> nn.Linear | None:
+    """Return the linear layer of a projection; None for an identity."""
+    return next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
+
+
+def _copy(to: Any, linear: nn.Linear | None, reverse: int | None = None) -> None:
+    """Copy a linear layer, or an identity; reverse the order of its outputs (0) or inputs (1) if asked."""
+    weight: Tensor = torch.eye(len(to.weight)) if linear is None else linear.weight
+    bias = linear.bias if linear is not None and linear.bias is not None else torch.zeros(len(weight))
+    to.weight.copy_(weight if reverse is None else weight.flip(reverse))
+    if to.bias is not None:
+        to.bias.copy_(bias.flip(0) if reverse == 0 else bias)
+
+
+def _refuse(module: nn.Module, **options: Any) -> None:
+    """Raise an error for options that change indices or values, and have no counterpart."""
+    for name, is_used in options.items():
+        if is_used:
+            raise LGQError(
+                f"`{name}` of {type(module).__name__} has no counterpart, and codes would differ without it: "
+                "keep the module, or train without that option."
+            )
+
+
+def _leave_behind(module: nn.Module, **options: Any) -> None:
+    """Warn of options that change only the training, and have no counterpart."""
+    names = [name for name, is_used in options.items() if is_used]
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} of {type(module).__name__} stay behind: codes are the same, a training that "
+            "continues is not.",
+            LGQWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,291 @@
+"""Which quantizer should I use? One page, with four figures and advice, from the records of experiments.
+
+`scripts/write_results.py` writes docs/which-quantizer.md and its picture with these functions. Every sentence
+and every line stands on records; what was not run, or with an earlier protocol, is left out.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from lgq.experiments.tables import BEST_LABEL
+from lgq.plots.canvas import FAINT, figure_png, panel_figure
+from lgq.plots.palette import styles_of
+from lgq.quantizers import QUANTIZERS
+from lgq.reporting.result_set import ResultSet, RunRecord, Sample, compare_samples, sample_of
+
+_WELL_USED = 0.9
+"""Share of the codes from which on a codebook counts as used."""
+_STARTED = ("tokenizer", "latents")
+"""Kinds of runs that name their start in the present protocol."""
+
+HEAD = """\
+# Which quantizer should I use?
+
+Written by `python scripts/write_results.py` from the [committed records](results/README.md); `lgq experiment`
+makes the same for your data. Quantizers have their published settings unless a line says otherwise.
+
+![Quality, use of codes and cost over the size of the codebook, and use of codes on shifted data]\
+(images/which-quantizer.png)
+"""
+
+
+class Panel(NamedTuple):
+    """A small figure: a metric over an axis, one line per quantizer."""
+
+    title: str
+    experiment: str
+    metric: str
+    axis: str
+    """Setting along the axis."""
+    label: str
+    factor: float = 1.0
+    logarithmic: bool = False
+    """Whether the metric has a logarithmic axis."""
+
+
+PANELS = (
+    Panel("Quality: LPIPS, lower is better", "codebook-size", "lpips", "codebook_size", "codes"),
+    Panel("Codes used, %", "codebook-size", "utilization", "codebook_size", "codes", 100),
+    Panel("Cost: ms per step", "cost", "ms", "codebook_size", "codes", 1, logarithmic=True),
+    Panel("Codes used on shifted data, %", "gaussian", "utilization", "mean", "mean of the data", 100),
+)
+
+
+def samples_over(
+    results: ResultSet, experiment: str, metric: str, axis: str, *, best: bool = False
+) -> dict[str, dict[float, Sample]]:
+    """Return a metric over seeds, by quantizer and by the value of a setting.
+
+    best: take the rows with the best options of the search, not those as published.
+    """
+    found: dict[str, dict[float, list[RunRecord]]] = {}
+    for row, runs in results.rows(experiment):
+        if row.label.endswith(BEST_LABEL) != best:
+            continue
+        for run in runs:
+            name, place = run.setting("quantizer"), run.setting(axis)
+            earlier = run.kind in _STARTED and "start" not in run.record
+            if name in QUANTIZERS and isinstance(place, int | float) and not run.failed and not earlier:
+                found.setdefault(str(name), {}).setdefault(float(place), []).append(run)
+    return {
+        name: {place: sample for place in sorted(runs) if (sample := sample_of(runs[place], metric))}
+        for name, runs in found.items()
+    }
+
+
+def largest_only(results: ResultSet) -> ResultSet:
+    """Return the results with only the largest codebook of the experiment on Gaussians."""
+    plan = results.plans.get("gaussian")
+    runs = {row.id: results.runs[row.id] for row in plan.rows if row.id in results.runs} if plan else {}
+    if not plan or not runs:
+        return results
+    largest = max(int(run.setting("codebook_size")) for run in runs.values())
+    rows = [row for row in plan.rows if row.id in runs and runs[row.id].has({"codebook_size": largest})]
+    return replace(results, plans=results.plans | {"gaussian": replace(plan, rows=tuple(rows))})
+
+
+def picture(results: ResultSet) -> bytes:
+    """Draw the four panels; a panel without records says so."""
+    results = largest_only(results)
+    figure, panels = panel_figure(len(PANELS), (4.4, 3.2))
+    styles = styles_of(QUANTIZERS)
+    shown: dict[str, Any] = {}
+    for panel, axes in zip(PANELS, panels, strict=True):
+        lines = samples_over(results, panel.experiment, panel.metric, panel.axis)
+        axes.set_title(panel.title, loc="left")
+        axes.set_xlabel(panel.label)
+        if not any(lines.values()):
+            axes.annotate("not run yet", (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
+            continue
+        for name, points in lines.items():
+            look = styles[name]
+            values = [panel.factor * sample.mean for sample in points.values()]
+            (line,) = axes.plot(list(points), values, color=look.light, marker=look.marker, linewidth=2)
+            shown.setdefault(QUANTIZERS[name].label, line)
+        _scale(axes, panel, sorted({place for points in lines.values() for place in points}))
+    if shown:
+        figure.legend(shown.values(), shown, loc="outside lower center", frameon=False, ncols=len(shown))
+    return figure_png(figure)
+
+
+def _scale(axes: Axes, panel: Panel, places: list[float]) -> None:
+    if panel.axis == "codebook_size":
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{place:,.0f}" for place in places]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    if panel.logarithmic:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def advice(results: ResultSet) -> list[str]:
+    """Return sentences of advice, those that the records can support."""
+    makers: tuple[Callable[[ResultSet], str | None], ...] = (
+        lambda r: _best_quality(r, largest=True),
+        lambda r: _best_quality(r, largest=False),
+        _well_used,
+        _cheapest,
+        _cold,
+        _shifted,
+        _regularizers,
+        _tuned,
+        _alone,
+        _limits,
+    )
+    return [text for make in makers if (text := make(results))]
+
+
+def page(results: ResultSet) -> str:
+    lines = "".join(f"- {line}\n" for line in advice(results))
+    return f"{HEAD}\n{lines}"
+
+
+def _ranked(samples: dict[str, Sample], *, higher: bool) -> list[tuple[str, Sample]]:
+    return sorted(samples.items(), key=lambda item: item[1].mean, reverse=higher)
+
+
+def _names(names: Iterable[str]) -> str:
+    labels = [QUANTIZERS[name].label for name in names]
+    return f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) > 1 else "".join(labels)
+
+
+def _at(lines: dict[str, dict[float, Sample]], place: float) -> dict[str, Sample]:
+    return {name: points[place] for name, points in lines.items() if place in points}
+
+
+def _places(lines: dict[str, dict[float, Sample]]) -> list[float]:
+    return sorted({place for points in lines.values() for place in points})
+
+
+def _best_quality(results: ResultSet, *, largest: bool) -> str | None:
+    lines = samples_over(results, "codebook-size", "lpips", "codebook_size")
+    places = _places(lines)
+    if len(places) < 2:
+        return None
+    place = places[-1 if largest else 0]
+    ranked = _ranked(_at(lines, place), higher=False)
+    (first, best), rest = ranked[0], ranked[1:]
+    level = [name for name, sample in rest if compare_samples(best, sample, "lower") <= 0]
+    alike = f"; {_names(level)} cannot be told from it" if level else ", ahead of all others"
+    return f"**{place:,.0f} codes**: {_names([first])} has the best LPIPS ({best.mean:.3f}){alike}."
+
+
+def _well_used(results: ResultSet) -> str | None:
+    lines = samples_over(results, "codebook-size", "utilization", "codebook_size")
+    places = _places(lines)
+    if not places:
+        return None
+    at_largest = _ranked(_at(lines, places[-1]), higher=True)
+    good = [name for name, sample in at_largest if sample.mean >= _WELL_USED]
+    worst, least = at_largest[-1]
+    who = f"{_names(good)} use more than 90% of {places[-1]:,.0f} codes" if good else "No quantizer uses 90%"
+    return f"**Codes in use**: {who}; {_names([worst])} uses the fewest ({least.mean:.0%})."
+
+
+def _cheapest(results: ResultSet) -> str | None:
+    lines = samples_over(results, "cost", "ms", "codebook_size")
+    common = [place for place in _places(lines) if len(_at(lines, place)) == len(lines)]
+    if not common:
+        return None
+    ranked = _ranked(_at(lines, common[-1]), higher=False)
+    (first, low), (last, high) = ranked[0], ranked[-1]
+    ratio = f"{high.mean / low.mean:,.0f} times"
+    return (
+        f"**Cost**: at {common[-1]:,.0f} codes {_names([first])} takes the least time per step "
+        f"({low.mean:.1f} ms), {_names([last])} the most ({ratio} that)."
+    )
+
+
+def _cold(results: ResultSet) -> str | None:
+    cold = samples_over(results, "cold", "psnr", "codebook_size")
+    warm = samples_over(results, "codebook-size", "psnr", "codebook_size")
+    losses = {
+        name: sample.mean - warm[name][place].mean
+        for name, points in cold.items()
+        for place, sample in points.items()
+        if place in warm.get(name, {})
+    }
+    if len(losses) < 2:
+        return None
+    ranked = sorted(losses, key=losses.__getitem__, reverse=True)
+    return (
+        f"**From scratch**, without a trained autoencoder to start from, {_names(ranked[:1])} loses the "
+        f"least ({-losses[ranked[0]]:.1f} dB) and {_names(ranked[-1:])} the most "
+        f"({-losses[ranked[-1]]:.1f} dB)."
+    )
+
+
+def _shifted(results: ResultSet) -> str | None:
+    plan = results.plans.get("gaussian")
+    lines = samples_over(largest_only(results), "gaussian", "utilization", "mean")
+    places = _places(lines)
+    if plan is None or len(places) < 2:
+        return None
+    ranked = _ranked(_at(lines, places[-1]), higher=True)
+    kept = [name for name, sample in ranked if sample.mean >= 0.5]
+    lost = [name for name, sample in ranked if sample.mean < 0.05]
+    parts = [f"{_names(kept)} still use half of the codes" if kept else "no quantizer uses half of the codes"]
+    parts += [f"{_names(lost)} less than 5%"] if lost else []
+    return (
+        f"**Data away from the initial codes** (mean {places[-1]:g}, deviation 1): {', '.join(parts)}. Put a "
+        "normalization before the quantizer, or start the codes at the data."
+    )
+
+
+def _regularizers(results: ResultSet) -> str | None:
+    by_weight: dict[float, list[RunRecord]] = {}
+    for run in results.select("regularizers"):
+        peak, diversity = (run.setting(f"quantizer_options.{name}_weight") for name in ("peak", "diversity"))
+        if peak == diversity and "start" in run.record:
+            by_weight.setdefault(float(peak), []).append(run)
+    used = {weight: sample for weight in by_weight if (sample := sample_of(by_weight[weight], "utilization"))}
+    if len(used) < 2:
+        return None
+    low, high = min(used), max(used)
+    return (
+        f"**LGQ's weights** decide its use in a short run: {used[low].mean:.0%} of the codes with both at "
+        f"{low:g}, {used[high].mean:.0%} with both at {high:g}."
+    )
+
+
+def _tuned(results: ResultSet) -> str | None:
+    published = samples_over(results, "comparison", "lpips", "codebook_size")
+    best = samples_over(results, "comparison", "lpips", "codebook_size", best=True)
+    gains = {
+        name: published[name][place].mean - sample.mean
+        for name, points in best.items()
+        for place, sample in points.items()
+        if place in published.get(name, {})
+    }
+    if not gains:
+        return None
+    most = max(gains, key=gains.__getitem__)
+    return f"**A small search** helps {_names([most])} the most: its LPIPS falls by {gains[most]:.3f}."
+
+
+def _alone(results: ResultSet) -> str | None:
+    lines = samples_over(results, "latents", "mse", "codebook_size")
+    places = _places(lines)
+    if not places:
+        return None
+    ranked = _ranked(_at(lines, places[-1]), higher=False)
+    return (
+        f"**Behind an encoder that you cannot train**, {_names([ranked[0][0]])} represents the latents best "
+        f"with {places[-1]:,.0f} codes, {_names([ranked[-1][0]])} worst."
+    )
+
+
+def _limits(results: ResultSet) -> str | None:
+    scales = {plan.scale for plan in results.plans.values()}
+    if "imagenet256" in scales:
+        return None
+    return (
+        "**What this does not say**: images are small and runs are short here. After days of training, "
+        "quality may be ordered otherwise."
+    )

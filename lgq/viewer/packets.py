@@ -1,0 +1,43 @@
+"""Packets: a JSON object and named arrays as one string of bytes, which a browser reads without copying.
+
+    4 bytes      length of the head, little-endian
+    head         JSON: {"meta": ..., "arrays": [[name, dtype, shape], ...]}, filled up with spaces
+    arrays       each little-endian, in C order, filled up with zeros
+
+Head and arrays begin at multiples of 8 bytes from the start of the head, so that typed arrays can view them.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 8
+_DTYPES = {"uint8", "uint16", "uint32", "int32", "float32"}
+"""Types that a browser has typed arrays for."""
+
+
+def pack(meta: dict[str, Any], **arrays: np.ndarray) -> bytes:
+    """Return the packet of a JSON object and arrays."""
+    contents = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    assert all(str(array.dtype) in _DTYPES for array in contents.values())
+    listed = [[name, str(array.dtype), list(array.shape)] for name, array in contents.items()]
+    head = json.dumps({"meta": meta, "arrays": listed}, separators=(",", ":")).encode()
+    head += b" " * (-(4 + len(head)) % _ALIGNMENT)
+    parts = [len(head).to_bytes(4, "little"), head]
+    for array in contents.values():
+        data = array.tobytes()
+        parts += [data, bytes(-len(data) % _ALIGNMENT)]
+    return b"".join(parts)
+
+
+def unpack(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the JSON object and the arrays of a packet that `pack` wrote."""
+    length = int.from_bytes(packet[:4], "little")
+    head, position = json.loads(packet[4 : 4 + length]), 4 + length
+    arrays = {}
+    for name, dtype, shape in head["arrays"]:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = np.frombuffer(packet[position : position + size], dtype).reshape(shape)
+        position += size + -size % _ALIGNMENT
+    return head["meta"], arrays

@@ -1,0 +1,128 @@
+// Compare: several models on one picture, with one zoom, errors on one scale, and their use of codes.
+
+import { getJson, waitForPacket, withProgress } from "./api.js";
+import { app, encode, errorMap } from "./app.js";
+import { usageChart } from "./charts.js";
+import { make, number, style } from "./elements.js";
+import { figure, source } from "./image_pane.js";
+import { Viewport, Zoom } from "./viewport.js";
+
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
+export function comparePane(section) {
+  const { models } = app.state;
+  if (models.length < 2) {
+    section.append(make("p", { class: "note", text: "Name two or more tokenizers to compare them on one picture: lgq view RUN_A RUN_B" }));
+    return {};
+  }
+  const zoom = new Zoom();
+  const scale = make("span");
+  const problem = make("p", { class: "problem", role: "alert", hidden: true });
+  const original = figure("Original", "Original picture", make("span"));
+  const columns = models.map((about) => ({
+    about,
+    picture: figure(about.name, `Reconstruction by ${about.name}`, make("span", { text: `${about.quantizer}, ${number(about.codes)} codes, f = ${about.factor}` })),
+    error: figure("Error per token", `Errors of ${about.name}`, make("span")),
+    lpips: make("span"),
+  }));
+  const use = figure("Use of codes", "How often the codes of each model occur", make("span"));
+  use.canvas.className = "view chart tall";
+  use.canvas.setAttribute("role", "img");
+  const legend = make("div", { class: "legend" });
+  const cards = columns.map(({ picture, error, lpips }) => make("div", { class: "card" }, picture.element, error.element, make("p", { class: "hint measures" }, lpips)));
+  section.append(problem, make("div", { class: "columns" }, make("div", { class: "card" }, original.element, use.element, legend), ...cards),
+    make("div", { class: "legend" }, make("span", { text: "error 0" }), make("div", { class: "ramp error" }), scale));
+
+  const all = [original, ...columns.flatMap(({ picture, error }) => [picture, error])];
+  const views = new Map(all.map(({ canvas }) => [canvas, new Viewport(canvas, zoom, {
+    onCell: (cell) => { for (const view of views.values()) if (view.canvas !== canvas) view.follow(cell && sized(cell, canvas, view)); },
+  })]));
+  let wanted = "";
+
+  /** The token at the same place in a picture that may have larger tokens. */
+  function sized(cell, canvas, view) {
+    const from = views.get(canvas).grid;
+    return { row: Math.floor(((cell.row + 0.5) * view.grid[0]) / from[0]), column: Math.floor(((cell.column + 0.5) * view.grid[1]) / from[1]) };
+  }
+
+  async function show() {
+    const key = `${app.picture}/${app.size}`;
+    if (section.hidden || key === wanted) return;
+    wanted = key;
+    problem.hidden = true;
+    try {
+      const encodings = await withProgress(Promise.all(models.map((_, i) => encode(i, app.picture, app.size))));
+      if (key !== wanted) return;
+      const most = Math.max(1, ...encodings.map(({ errors }) => Math.max(...errors)));
+      scale.textContent = `${number(most)} of 255, for all`;
+      const [first] = encodings;
+      const size = [first.width, first.height];
+      views.get(original.canvas).show(size, [first.rows, first.columns], [source(() => first.original)]);
+      original.element.querySelector("span").textContent = `${first.width} × ${first.height} pixels`;
+      columns.forEach(({ picture, error, lpips }, i) => {
+        const encoding = encodings[i];
+        const grid = [encoding.rows, encoding.columns];
+        const map = errorMap(encoding, most);
+        views.get(picture.canvas).show(size, grid, [source(() => encoding.reconstruction)]);
+        views.get(error.canvas).show(size, grid, [source(() => map)]);
+        error.element.querySelector("span").textContent = `PSNR ${number(encoding.psnr, 2)} dB`;
+        measure(i, lpips, key);
+      });
+    } catch (failure) {
+      wanted = "";
+      problem.textContent = failure.message;
+      problem.hidden = false;
+    }
+  }
+
+  async function measure(model, place, key) {
+    place.textContent = "";
+    try {
+      const { lpips } = await getJson(`/api/lpips?model=${model}&picture=${app.picture}&size=${app.size}`);
+      if (key === wanted && lpips !== null) place.textContent = `LPIPS ${number(lpips, 3)}`;
+    } catch { /* the Image pane says why there is no LPIPS */ }
+  }
+
+  const curves = [];
+
+  async function loadUse() {
+    if (curves.length || section.hidden) return;
+    const books = models.map((_, i) => waitForPacket(`/api/codebook?model=${i}&stage=0`, () => {}).catch(() => null));
+    curves.push(...(await withProgress(Promise.all(books))).map((book, i) => book && { counts: book.counts, colours: book.meta.colour, label: models[i].name }).filter(Boolean));
+    drawUse();
+  }
+
+  function drawUse() {
+    if (!curves.length || section.hidden) return;
+    const seen = new Map();
+    const shown = curves.map((curve) => {
+      const colour = curve.colours[Number(DARK.matches)];
+      const times = seen.get(colour) ?? 0;
+      seen.set(colour, times + 1);
+      return { ...curve, colour: times ? `color-mix(in srgb, ${colour}, ${style("--ink")} ${35 * times}%)` : colour };
+    });
+    const plain = shown.map((curve) => ({ ...curve, colour: computed(curve.colour) }));
+    usageChart(use.canvas, plain);
+    legend.replaceChildren(...plain.map(({ label, colour }) => {
+      const key = make("i", { class: "key" });
+      key.style.background = colour;
+      return make("span", {}, key, label);
+    }));
+  }
+
+  /** A colour as a canvas understands it. */
+  function computed(colour) {
+    const probe = make("i");
+    probe.style.color = colour;
+    section.append(probe);
+    const value = getComputedStyle(probe).color;
+    probe.remove();
+    return value;
+  }
+
+  new ResizeObserver(drawUse).observe(use.canvas);
+  DARK.addEventListener("change", drawUse);
+  app.on("encoding", show);
+  app.on("choice", () => zoom.reset());
+  return { show: () => { show(); loadUse(); } };
+}

@@ -1,0 +1,513 @@
+"""The models and pictures behind the page, and what is computed with them.   h w = height and width.
+
+Pictures come from the data set of the command line, or from the browser as bytes: a browser names a picture
+by its number, never by a path. One thread computes at a time; studies of codebooks run in the background and
+let every request go first.
+"""
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64, UInt8, UInt32
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import ConcatDataset
+
+from lgq.data import ImageDataset, SampleDataset
+from lgq.data.images import BrokenImage, StoredImage
+from lgq.data.loader import evenly_spread
+from lgq.data.photographs import PHOTOGRAPHS, TILE_SIDE, photograph_pixels
+from lgq.data.transforms import cropped_to_multiple, to_tensor
+from lgq.errors import LGQError
+from lgq.maskgit import MaskGIT
+from lgq.metrics.reconstruction import psnr
+from lgq.models.sampling import Order, Sampling
+from lgq.quantizers import QUANTIZERS
+from lgq.tokenizer import Tokenizer
+from lgq.training.run_directory import count_codebooks, read_codebooks
+from lgq.viewer.code_gallery import (
+    CodeGallery,
+    PlaneMethod,
+    codes_of,
+    collect_codes,
+    plane_of,
+    planes_over_time,
+    stage_quantizer,
+)
+
+SIZES = (128, 256, 384, 512, 768)
+"""Longest side of a picture in pixels, by choice of the user."""
+MOST_PIXELS = 2**20
+"""Largest image that tokens may decode to, in pixels."""
+_MOST_UPLOADS, _MOST_PICTURES, _CACHED = 16, 24, 24
+_STUDY_SIDE, _STUDY_PIXELS = 256, 96 * 2**16
+"""Side of the images that codes are studied on, and pixels in all: some seconds of two cores."""
+_MOST_STEPS = 32
+"""Validations that the time slider shows, evenly spread."""
+_THUMBNAIL = 96
+_TOKEN_FORMAT = "lgq-tokens-1"
+_FIRST = "chelsea.png"
+
+
+class NoSuchThing(LGQError):  # noqa: N818 - the request names something that is not there
+    """A model, a picture or a code that does not exist."""
+
+
+@dataclass
+class Model:
+    """A tokenizer on the page."""
+
+    name: str
+    tokenizer: Tokenizer
+    run: Path | None = None
+    """Its run directory, if it has one; snapshots of its codebook are there."""
+    galleries: list[CodeGallery] = field(default_factory=list)
+    """One per stage, once the study is done."""
+    progress: tuple[int, int] = (0, 0)
+    """Images of the study that are done, and all."""
+    problem: str = ""
+    """Why there is no study."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of it."""
+        tokenizer = self.tokenizer
+        quantizer = str(tokenizer.settings["quantizer"])
+        return {
+            "name": self.name,
+            "quantizer": QUANTIZERS[quantizer].label,
+            "codes": tokenizer.codebook_size,
+            "stages": tokenizer.stages,
+            "factor": tokenizer.factor,
+            "parameters": sum(tokenizer.parameter_counts().values()),
+            "learned": QUANTIZERS[quantizer].learned_codes,
+            "history": self.run is not None and count_codebooks(self.run) > 1,
+            "fingerprint": tokenizer.fingerprint(),
+        }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture to look at; its pixels are read when they are asked for."""
+
+    name: str
+    read: Callable[[], Image.Image]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A picture, its tokens and what they decode to."""
+
+    original: Float[Tensor, "1 3 height width"]
+    tokens: Int64[Tensor, "1 h w *stages"]
+    reconstruction: Float[Tensor, "1 3 height width"]
+
+
+class History(NamedTuple):
+    """Use, norms and places of codes over the validations of a run.   t = validations, k = codes."""
+
+    steps: list[int]
+    counts: UInt32[np.ndarray, "t k"]
+    norms: Float32[np.ndarray, "t k"] | None
+    """None where codes are a fixed grid."""
+    planes: Float32[np.ndarray, "t k 2"] | None
+    """Places in the plane of the last codes; None where snapshots hold no codes."""
+
+
+class DrawnStep(NamedTuple):
+    """State of a drawing after a step."""
+
+    step: int
+    steps: int
+    tokens: Int64[Tensor, "h w stages"]
+    """-1 where a token is not decided yet."""
+    probabilities: Float32[Tensor, "h w stages"]
+    """Probability of each token that this step set; 0 elsewhere."""
+    image: Float[Tensor, "1 3 height width"]
+    """What the tokens decode to, with the most frequent code where they are undecided."""
+
+
+class Studio:
+    """Models, pictures and a generator, with everything that the page asks of them.
+
+    data: images to study codes on, and pictures to begin with; None for the embedded photographs.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], data: ImageDataset | None = None, generator: MaskGIT | None = None
+    ):
+        self.models, self.generator = list(models), generator
+        if generator is not None and not self.models:
+            self.models = [Model("the generator's tokenizer", generator.tokenizer)]
+        for model in self.models:
+            # Faster on most processors.
+            model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._multiple = math.lcm(*(model.tokenizer.factor for model in self.models))
+        self.pictures: OrderedDict[int, Picture] = OrderedDict(enumerate(_pictures_of(data)))
+        self._next_picture = len(self.pictures)
+        self._study_side = TILE_SIDE if data is None else _STUDY_SIDE
+        self._data: ImageDataset = data or _all_photographs()
+        self._encodings: OrderedDict[tuple[int, int, int], Encoding] = OrderedDict()
+        self._planes: dict[tuple[int, int, str], np.ndarray] = {}
+        self._turn, self._waiting, self._pictures_lock = threading.Lock(), 0, threading.Lock()
+        self._uploads: list[int] = []
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the processor, for a request that someone waits for."""
+        self._waiting += 1
+        try:
+            with self._turn:
+                yield
+        finally:
+            self._waiting -= 1
+
+    @contextmanager
+    def background_turn(self) -> Iterator[None]:
+        """Wait for the processor until no request needs it."""
+        while self._waiting:
+            threading.Event().wait(0.01)
+        with self._turn:
+            yield
+
+    # Models and their codes
+
+    def model(self, number: int) -> Model:
+        if not 0 <= number < len(self.models):
+            raise NoSuchThing(f"there is no model {number}: the page shows {len(self.models)}.")
+        return self.models[number]
+
+    def study(self) -> None:
+        """Collect the codes of all models, one after the other; meant for a thread of its own."""
+        for number, model in enumerate(self.models):
+            self.study_model(model)
+            for stage in range(len(model.galleries)):
+                self.plane(number, stage, "pca")  # so that the map is there when it is asked for
+
+    def study_model(self, model: Model) -> None:
+        """Collect the codes of a model over the data set."""
+
+        def note(done: int, total: int) -> None:
+            model.progress = (done, total)
+
+        factor = model.tokenizer.factor
+        side = max(self._study_side // factor, 1) * factor
+        try:
+            model.galleries = collect_codes(
+                model.tokenizer,
+                self._data,
+                image_size=side,
+                images=_STUDY_PIXELS // side**2,
+                turn=self.background_turn,
+                on_progress=note,
+            )
+        except LGQError as error:
+            model.problem = str(error)
+        except Exception as error:
+            model.problem = f"the study of the codes failed: {error}"
+            raise
+
+    def gallery(self, model: int, stage: int) -> CodeGallery | None:
+        """Return the codes of a stage, or None while they are being collected."""
+        chosen = self.model(model)
+        if chosen.problem:
+            raise LGQError(chosen.problem)
+        if not 0 <= stage < chosen.tokenizer.stages:
+            raise NoSuchThing(f"{chosen.name} has stages 0..{chosen.tokenizer.stages - 1}, got {stage}.")
+        return chosen.galleries[stage] if chosen.galleries else None
+
+    def plane(self, model: int, stage: int, method: PlaneMethod) -> np.ndarray:
+        """Return the codes of a stage in the plane; computed once."""
+        key = (model, stage, method)
+        if key not in self._planes:
+            self._planes[key] = plane_of(codes_of(self.model(model).tokenizer, stage), method)
+        return self._planes[key]
+
+    def history(self, model: int, stage: int) -> History:
+        """Return what became of the codes over the validations of a run."""
+        chosen = self.model(model)
+        stage_quantizer(chosen.tokenizer, stage)
+        snapshots = [] if chosen.run is None else read_codebooks(chosen.run)
+        snapshots = [
+            x
+            for x in snapshots
+            if x.counts.shape == (chosen.tokenizer.stages, chosen.tokenizer.codebook_size)
+        ]
+        if len(snapshots) < 2:
+            raise NoSuchThing(
+                f"{chosen.name} has no history of its codes: trainings write one into codebooks/ of the run "
+                "directory, with an entry per validation."
+            )
+        snapshots = [snapshots[i] for i in evenly_spread(len(snapshots), min(len(snapshots), _MOST_STEPS))]
+        codes = [x.codes[stage].float() for x in snapshots if x.codes is not None]
+        norms = [x.norms[stage] for x in snapshots if x.norms is not None]
+        return History(
+            [x.step for x in snapshots],
+            torch.stack([x.counts[stage] for x in snapshots]).numpy().astype(np.uint32),
+            torch.stack(norms).numpy().astype(np.float32) if len(norms) == len(snapshots) else None,
+            planes_over_time(codes) if len(codes) == len(snapshots) else None,
+        )
+
+    # Pictures
+
+    def add_picture(self, data: bytes, name: str) -> int:
+        """Take a picture from the browser and return its number; the oldest upload makes room."""
+        pixels = _reduced(StoredImage(data, name))
+        _fit(pixels, SIZES[0], self._multiple, name)
+        with self._pictures_lock:
+            number, self._next_picture = self._next_picture, self._next_picture + 1
+            self.pictures[number] = Picture(name, lambda: pixels)
+            self._uploads.append(number)
+            if len(self._uploads) > _MOST_UPLOADS:
+                del self.pictures[self._uploads.pop(0)]
+        return number
+
+    def picture(self, number: int) -> Picture:
+        picture = self.pictures.get(number)
+        if picture is None:
+            raise NoSuchThing(f"there is no picture {number} any more: open it again.")
+        return picture
+
+    def thumbnail(self, number: int) -> Image.Image:
+        """Return a small copy of a picture."""
+        image = self.picture(number).read().copy()
+        image.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
+        return image
+
+    # Tokens
+
+    def encode(self, model: int, picture: int, size: int) -> Encoding:
+        """Return a picture of the chosen size with its tokens and their reconstruction."""
+        if size not in SIZES:
+            raise LGQError(f"the size must be one of {', '.join(map(str, SIZES))} pixels, got {size}.")
+        key, tokenizer, shown = (model, picture, size), self.model(model).tokenizer, self.picture(picture)
+        known = self._encodings.get(key)
+        if known is not None:
+            return known
+        pixels = _fit(shown.read(), size, self._multiple, shown.name)
+        return self._remember(key, self.encode_pixels(tokenizer, to_tensor(pixels)[None]))
+
+    def encode_pixels(self, tokenizer: Tokenizer, pixels: Float[Tensor, "1 3 height width"]) -> Encoding:
+        original = pixels.to(tokenizer.device)
+        with self.turn():
+            tokens = tokenizer.encode(original)
+            return Encoding(original, tokens, tokenizer.decode(tokens))
+
+    def _remember(self, key: tuple[int, int, int], encoding: Encoding) -> Encoding:
+        with self._pictures_lock:
+            self._encodings[key] = encoding
+            if len(self._encodings) > _CACHED:
+                self._encodings.popitem(last=False)
+        return encoding
+
+    def decode(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> Float[Tensor, "1 3 height width"]:
+        """Return the image of tokens.
+
+        All of it: GroupNorm and attention of the decoder carry a change of one token to every pixel.
+        """
+        tokenizer = self.model(model).tokenizer
+        with self.turn():
+            return tokenizer.decode(tokens.to(tokenizer.device))
+
+    def tokens_of(self, model: int, shape: Any, values: Any) -> Int64[Tensor, "1 h w *stages"]:
+        """Return tokens that a browser sent, checked; shape: height and width in tokens."""
+        tokenizer = self.model(model).tokenizer
+        if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
+            raise LGQError("the shape of tokens must be [height, width].")
+        height, width = shape
+        most = MOST_PIXELS // tokenizer.factor**2
+        if height < 1 or width < 1 or height * width > most:
+            raise LGQError(f"{height} x {width} tokens are not between 1 and {most:,} in all.")
+        count = height * width * tokenizer.stages
+        if not isinstance(values, list) or len(values) != count:
+            raise LGQError(f"{height} x {width} tokens in {tokenizer.stages} stage(s) are {count:,} numbers.")
+        if not set(map(type, values)) <= {int}:
+            raise LGQError("tokens must be whole numbers.")
+        if min(values) < 0 or max(values) >= tokenizer.codebook_size:
+            wrong = min(values) if min(values) < 0 else max(values)
+            raise LGQError(
+                f"token {wrong} is outside 0..{tokenizer.codebook_size - 1}, the codes of "
+                f"{self.model(model).name}."
+            )
+        tokens = torch.tensor(values, dtype=torch.int64).view(1, height, width, tokenizer.stages)
+        return tokens if tokenizer.stages > 1 else tokens[..., 0]
+
+    def read_token_file(self, model: int, data: bytes) -> Int64[Tensor, "1 h w *stages"]:
+        """Return the tokens of a file that the page saved; the file must be of this model."""
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise LGQError("this is not a file of tokens: it is not JSON.") from error
+        if not isinstance(content, dict) or content.get("format") != _TOKEN_FORMAT:
+            raise LGQError(f"this is not a file of tokens: its format is not {_TOKEN_FORMAT}.")
+        chosen = self.model(model)
+        if content.get("fingerprint") != chosen.tokenizer.fingerprint():
+            made_by = str(content.get("tokenizer", "another tokenizer"))[:80]
+            raise LGQError(f"these tokens were made by {made_by}, whose codes mean other things.")
+        return self.tokens_of(model, content.get("shape"), content.get("tokens"))
+
+    def token_file(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> bytes:
+        """Return tokens as a file that `read_token_file` reads."""
+        chosen = self.model(model)
+        content = {
+            "format": _TOKEN_FORMAT,
+            "tokenizer": chosen.name,
+            "fingerprint": chosen.tokenizer.fingerprint(),
+            "shape": list(tokens.shape[1:3]),
+            "tokens": tokens.flatten().tolist(),
+        }
+        return json.dumps(content).encode()
+
+    def lpips(self, encoding: Encoding) -> float:
+        """Return LPIPS of a reconstruction; an error with the way out where its weights are missing."""
+        network = _lpips().to(encoding.original.device)
+        with self.turn(), torch.no_grad():
+            return float(network(encoding.original, encoding.reconstruction.float())[0])
+
+    # The generator
+
+    def square(self, picture: int) -> Encoding:
+        """Return the centre square of a picture as the generator's images are, with its tokens."""
+        generator, shown = self._generator(), self.picture(picture)
+        side = generator.image_size
+        pixels = ImageOps.fit(shown.read(), (side, side), Image.Resampling.BICUBIC)
+        return self.encode_pixels(generator.tokenizer, to_tensor(pixels)[None])
+
+    def draw(
+        self,
+        label: str,
+        sampling: Sampling,
+        seed: int,
+        on_step: Callable[[DrawnStep], None],
+        *,
+        picture: int | None = None,
+        mask: Bool[Tensor, "h w"] | None = None,
+    ) -> None:
+        """Draw an image of a class, or redraw the tokens of a picture where the mask is true.
+
+        on_step: is called after each step; an error that it raises ends the drawing.
+        """
+        generator = self._generator()
+        shape, masked = (1, *generator.token_shape), generator.transformer.mask_token
+
+        def show(step: int, steps: int, flat: Tensor, likely: Tensor) -> None:
+            tokens, undecided = flat.view(shape), flat.view(shape) == masked
+            # The decoder needs a code everywhere: undecided tokens take the most frequent one, and the page
+            # covers them.
+            some = int(flat[flat != masked].mode().values) if (flat != masked).any() else 0
+            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some))
+            shown = tokens.masked_fill(undecided, -1).reshape(*shape[1:3], -1)
+            probabilities = likely.view(shape).reshape(*shape[1:3], -1).float()
+            on_step(DrawnStep(step, steps, shown.cpu(), probabilities.cpu(), image))
+
+        (number,) = generator.class_numbers([label])
+        with self.turn():
+            if picture is None or mask is None:
+                generator.sample([number], sampling, seed=seed, on_step=show)
+                return
+            if mask.shape != shape[1:3]:
+                raise LGQError(f"the mask must have {shape[1]} x {shape[2]} places, got {tuple(mask.shape)}.")
+            if not mask.any():
+                raise LGQError("nothing is painted: paint over the tokens to redraw.")
+        tokens = self.square(picture).tokens
+        with self.turn():
+            generator.inpaint(tokens, mask[None], [number], sampling, seed=seed, on_step=show)
+
+    def _generator(self) -> MaskGIT:
+        if self.generator is None:
+            raise NoSuchThing("there is no generator here: start the page with `generator`.")
+        return self.generator
+
+    def _describe_generator(self) -> dict[str, Any] | None:
+        if self.generator is None:
+            return None
+        tokenizer, fingerprint = self.generator.tokenizer, self.generator.tokenizer.fingerprint()
+        same = [i for i, model in enumerate(self.models) if model.tokenizer.fingerprint() == fingerprint]
+        return {
+            "classes": list(self.generator.classes),
+            "size": self.generator.image_size,
+            "grid": list(self.generator.token_shape[:2]),
+            "codes": tokenizer.codebook_size,
+            "model": same[0] if same else None,
+            "orders": list(get_args(Order)),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page needs to begin."""
+        numbers = list(self.pictures)
+        return {
+            "models": [model.describe() for model in self.models],
+            "pictures": [{"id": number, "name": self.pictures[number].name} for number in numbers],
+            "sizes": list(SIZES),
+            "umap": find_spec("umap") is not None,
+            "generator": self._describe_generator(),
+        }
+
+
+def to_rgba(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "height width 4"]:
+    """Return an image in [-1, 1] as the pixels of a canvas."""
+    levels = image[0].float().add(1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8).cpu()
+    pixels = np.full((*levels.shape[1:], 4), 255, dtype=np.uint8)
+    pixels[..., :3] = levels.permute(1, 2, 0).numpy()
+    return pixels
+
+
+def quality_of(encoding: Encoding) -> float:
+    """Return the PSNR of a reconstruction in dB, at most 99, as JSON has no infinity."""
+    return min(99.0, float(psnr(encoding.original, encoding.reconstruction)[0]))
+
+
+def _fit(image: Image.Image, size: int, multiple: int, name: str) -> Image.Image:
+    """Reduce a picture to `size` pixels along its longest side; a smaller one keeps its size."""
+    scale = min(1.0, size / max(image.size))
+    width, height = (max(1, round(side * scale)) for side in image.size)
+    resized = image if scale == 1 else image.resize((width, height), Image.Resampling.LANCZOS)
+    return cropped_to_multiple(resized, multiple, name)
+
+
+def _pictures_of(data: ImageDataset | None) -> list[Picture]:
+    if data is None:
+        names = [name for part in ("held-out", "train") for name in PHOTOGRAPHS[part]]
+        names = [name for name in names if not name.endswith("_right.png")]
+        names.sort(key=lambda name: name != _FIRST)
+        return [Picture(_subject(name), partial(photograph_pixels, name)) for name in names]
+
+    pictures = []
+    for index in evenly_spread(len(data), min(len(data), _MOST_PICTURES)):
+        item = data[index]
+        with suppress(BrokenImage):
+            stored = StoredImage(item.data, item.name)
+            pictures.append(Picture(item.name, cache(partial(_reduced, stored))))
+    return pictures
+
+
+def _reduced(stored: StoredImage) -> Image.Image:
+    """Return the pixels of an image, at most twice as large as the largest choice."""
+    pixels = stored.rgb(shrink=max(stored.size) / (2 * SIZES[-1]))
+    pixels.thumbnail((2 * SIZES[-1], 2 * SIZES[-1]), Image.Resampling.LANCZOS)
+    return pixels
+
+
+def _subject(photograph: str) -> str:
+    return Path(photograph).stem.removesuffix("_left").replace("_", " ")
+
+
+def _all_photographs() -> Any:
+    return ConcatDataset([SampleDataset("train"), SampleDataset("held-out")])  # type: ignore[list-item]
+
+
+@cache
+def _lpips() -> Any:
+    from lgq.models.lpips import LPIPS
+
+    return LPIPS.pretrained()

@@ -1,0 +1,172 @@
+"""Modules of vector-quantize-pytorch convert with their weights, and every argument has a row in the docs."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import vector_quantize_pytorch as peer
+from torch import nn
+
+from lgq import BSQ, Grouped, Residual
+from lgq.errors import LGQError, LGQWarning
+from lgq.interop import from_vector_quantize_pytorch
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
+DIM, SIZE = 8, 32
+LAST, FIRST = (2, 20, DIM), (2, DIM, 4, 5)
+
+MODULES = {
+    "vq": (lambda: peer.VectorQuantize(DIM, SIZE), LAST),
+    "vq straight-through": (lambda: peer.VectorQuantize(DIM, SIZE, rotation_trick=False), LAST),
+    "vq cosine": (lambda: peer.VectorQuantize(DIM, SIZE, use_cosine_sim=True), LAST),
+    "vq low-dimensional": (lambda: peer.VectorQuantize(DIM, SIZE, codebook_dim=3), LAST),
+    "vq low-dimensional cosine": (
+        lambda: peer.VectorQuantize(DIM, SIZE, codebook_dim=3, use_cosine_sim=True),
+        LAST,
+    ),
+    "vq k-means and revival": (
+        lambda: peer.VectorQuantize(DIM, SIZE, kmeans_init=True, threshold_ema_dead_code=2),
+        LAST,
+    ),
+    "vq images": (lambda: peer.VectorQuantize(DIM, SIZE, accept_image_fmap=True), FIRST),
+    "vq channels first": (lambda: peer.VectorQuantize(DIM, SIZE, channel_last=False), (2, DIM, 20)),
+    "vq learnable": (
+        lambda: peer.VectorQuantize(DIM, SIZE, learnable_codebook=True, ema_update=False),
+        LAST,
+    ),
+    "vq diveq": (
+        lambda: peer.VectorQuantize(DIM, SIZE, directional_reparam=True, threshold_ema_dead_code=2),
+        LAST,
+    ),
+    "residual": (lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3), LAST),
+    "residual shared": (
+        lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3, shared_codebook=True),
+        LAST,
+    ),
+    "fsq": (lambda: peer.FSQ([8, 5, 5]), (2, 20, 3)),
+    "fsq projected": (lambda: peer.FSQ([8, 6, 5], dim=DIM), LAST),
+    "lfq": (lambda: peer.LFQ(codebook_size=SIZE), (2, 20, 5)),
+    "lfq projected": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, codebook_scale=0.5), LAST),
+    "lfq spherical": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, spherical=True), LAST),
+    "simvq": (lambda: peer.SimVQ(DIM, SIZE, rotation_trick=False), LAST),
+    "simvq other rows": (lambda: peer.SimVQ(DIM, SIZE, frozen_codebook_dim=5, rotation_trick=False), LAST),
+    "simvq mlp": (
+        lambda: peer.SimVQ(
+            DIM,
+            SIZE,
+            codebook_transform=nn.Sequential(nn.Linear(DIM, 16), nn.ReLU(), nn.Linear(16, DIM)),
+            rotation_trick=False,
+        ),
+        LAST,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_converted_modules_give_the_same_indices_and_values(name):
+    make, shape = MODULES[name]
+    module = make()
+    for _ in range(3):  # so that running means have moved
+        module(torch.randn(shape))
+    module.eval()
+    q = from_vector_quantize_pytorch(module)
+    assert not q.training
+    z = torch.randn(shape)
+    with torch.no_grad():
+        quantized, indices = module(z)[:2]
+    out = q(z)
+    assert torch.equal(out.indices, indices.long())
+    torch.testing.assert_close(out.quantized, quantized, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(q.decode(out.indices), quantized, rtol=1e-5, atol=1e-5)
+
+
+def test_running_means_go_on_as_there():
+    module = peer.VectorQuantize(DIM, SIZE)
+    module(torch.randn(LAST))
+    q = from_vector_quantize_pytorch(module)
+    for _ in range(3):
+        z = torch.randn(LAST)
+        ours, theirs = q(z), module(z)
+        assert torch.equal(ours.indices, theirs[1])
+        torch.testing.assert_close(ours.quantized, theirs[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
+
+
+def test_heads_and_groups_become_groups():
+    module = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=4, separate_codebook_per_head=True).eval()
+    q = from_vector_quantize_pytorch(module)
+    assert isinstance(q, Grouped)
+    z = torch.randn(LAST)
+    assert torch.equal(q(z).indices, module(z)[1])
+    grouped = peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=3).eval()
+    q = from_vector_quantize_pytorch(grouped)
+    quantized, indices, *_ = grouped(z)
+    assert torch.equal(q(z).indices, indices.permute(1, 2, 0, 3))
+    torch.testing.assert_close(q(z).quantized, quantized, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_of_stages_and_spheres_convert():
+    module = peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=4, quantize_dropout=True)
+    q = from_vector_quantize_pytorch(module)
+    assert isinstance(q, Residual)
+    assert q.dropout == 0.75
+    assert isinstance(from_vector_quantize_pytorch(peer.LFQ(codebook_size=8, spherical=True)), BSQ)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "Linear has no counterpart: these have, VectorQuantize, ResidualVQ"),
+        (
+            lambda: peer.VectorQuantize(DIM, SIZE, affine_param=True),
+            "`affine_param` of VectorQuantize has no",
+        ),
+        (
+            lambda: peer.VectorQuantize(DIM, SIZE, codebook_dim=4, layernorm_after_project_in=True),
+            "`layernorm_after_project_in` of VectorQuantize has no counterpart.*keep the module",
+        ),
+        (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
+        (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),
+        (
+            lambda: peer.ResidualVQ(dim=DIM, codebook_size=8, num_quantizers=2, codebook_dim=4),
+            "`codebook_dim` of ResidualVQ has no counterpart",
+        ),
+        (
+            lambda: peer.SimVQ(DIM, SIZE, codebook_transform=nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh())),
+            "`codebook_transform` of SimVQ has a counterpart if it is a Linear",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:rotation_trick of SimVQ")
+def test_what_would_give_other_codes_is_an_error(make, message):
+    with pytest.raises(LGQError, match=message):
+        from_vector_quantize_pytorch(make())
+
+
+def test_what_changes_only_the_training_is_a_warning():
+    module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1)
+    with pytest.warns(LGQWarning, match="codebook_diversity_loss_weight of VectorQuantize stay behind"):
+        from_vector_quantize_pytorch(module)
+
+
+def rows_of_the_page() -> dict[str, set[str]]:
+    """Return the arguments that each section of the page has rows for, by class."""
+    sections = re.split(r"^## `(\w+)`", PAGE.read_text(), flags=re.MULTILINE)
+    arguments = [
+        set(re.findall(r"`(\w+)`", cell)) for text in sections[2::2] for cell in [_first_cells(text)]
+    ]
+    return dict(zip(sections[1::2], arguments, strict=True))
+
+
+def _first_cells(text: str) -> str:
+    return "\n".join(re.findall(r"^\| ([^|]*) \|", text, flags=re.MULTILINE))
+
+
+def test_every_class_and_argument_of_the_peer_has_a_row():
+    rows = rows_of_the_page()
+    classes = {name: value for name, value in vars(peer).items() if inspect.isclass(value)}
+    assert rows.keys() == classes.keys()
+    for name, value in classes.items():
+        assert rows[name] == set(inspect.signature(value).parameters), name

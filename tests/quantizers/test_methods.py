@@ -1,0 +1,345 @@
+"""BSQ, DiVeQ, VQGAN-LC, Wasserstein VQ and the options that methods share, by independent writings."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+import torch.nn.functional as F
+
+from lgq import BSQ, FSQ, IBQ, LGQ, VQ, DiVeQ, Grouped, ProjectedVQ, Residual, SimVQ
+from lgq.errors import LGQError, LGQWarning
+from lgq.ops.numerics import gaussian_distance
+from lgq.ops.search import nearest_codes, sample_codes
+
+DIM, SIZE = 6, 16
+
+
+def latents(n: int = 40, dim: int = DIM, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(n, dim, dtype=dtype)
+
+
+# --- BSQ -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_bsq_is_signs_on_the_sphere_with_entropies_over_all_corners(groups):
+    q = BSQ(DIM, SIZE, groups=groups, inverse_temperature=3.0, entropy_weight=0.2, commitment_weight=0.5)
+    q, z = q.double(), latents()
+    out = q(z)
+    v = (z @ q.project_in.weight.T + q.project_in.bias).detach().numpy()
+    u = v / np.linalg.norm(v, axis=1, keepdims=True)
+    codes = np.where(u > 0, 0.5, -0.5)  # 1 / sqrt(4 bits)
+    assert np.array_equal(out.indices.numpy(), ((u > 0) * 2 ** np.arange(4)).sum(1))
+    expected = torch.from_numpy(codes) @ q.project_out.weight.T + q.project_out.bias
+    torch.testing.assert_close(out.quantized, expected)
+    vector, batch = 0.0, 0.0
+    bits = 4 // groups
+    for part in np.split(u, groups, axis=1):
+        corners = np.array(list(itertools.product([-0.5, 0.5], repeat=bits)))
+        p = np.exp(3.0 * 2 * part @ corners.T)
+        p /= p.sum(1, keepdims=True)
+        vector += -(p * np.log(p)).sum(1).mean()
+        batch += -(p.mean(0) * np.log(p.mean(0))).sum()
+    assert out.terms["vector_entropy"].item() == pytest.approx(vector, abs=1e-10)
+    assert out.terms["batch_entropy"].item() == pytest.approx(batch, abs=1e-10)
+    commitment = ((u - codes) ** 2).sum(1).mean()
+    assert out.loss.item() == pytest.approx(0.5 * commitment + 0.2 * (vector - batch) / 3.0, abs=1e-10)
+
+
+def test_bsq_takes_more_codes_than_a_table_could_hold():
+    q = BSQ(DIM, 2**36, groups=4)
+    out = q(torch.randn(5, DIM))
+    assert torch.isfinite(out.loss)
+    torch.testing.assert_close(q.decode(out.indices), out.quantized)
+
+
+# --- DiVeQ, gradients of codes, matching ---------------------------------------------------------------
+
+
+def test_diveq_moves_vectors_and_codes_by_the_step_between_them():
+    q, z = DiVeQ(DIM, SIZE, noise_variance=0.01, seed=0).double(), latents().requires_grad_()
+    upstream = latents()
+    torch.manual_seed(3)
+    out = q(z)
+    assert torch.equal(out.quantized, q.codebook[out.indices]), "the value is the code"
+    assert out.loss == 0
+    ours = torch.autograd.grad((out.quantized * upstream).sum(), [z, q.codebook])
+    torch.manual_seed(3)
+    step = q.codebook[out.indices] - z
+    noisy = step + torch.randn_like(step) * 0.1
+    direction = (noisy / noisy.norm(dim=1, keepdim=True)).detach()
+    published = z + direction * step.norm(dim=1, keepdim=True)
+    theirs = torch.autograd.grad((published * upstream).sum(), [z, q.codebook])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_codes_learn_by_gradient_where_asked():
+    q = VQ(DIM, SIZE, learning="gradient", commitment_weight=0.25, codebook_weight=2.0, seed=0).double()
+    z = latents().requires_grad_()
+    out = q(z)
+    codes = q.codebook[out.indices]
+    loss = 2 * F.mse_loss(codes, z.detach()) + 0.25 * F.mse_loss(z, codes.detach())
+    torch.testing.assert_close(out.loss, loss)
+    for ours, theirs in zip(
+        torch.autograd.grad(out.loss, [z, q.codebook]),
+        torch.autograd.grad(loss, [z, q.codebook]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    before = q.codebook.detach().clone()
+    q(z)
+    assert torch.equal(q.codebook, before), "no running mean moves them"
+
+
+@pytest.mark.filterwarnings("ignore:the latents of")  # of latents that the test chose
+def test_seldom_codes_that_learn_by_gradient_are_revived_in_the_next_batch():
+    q = DiVeQ(DIM, SIZE, restart_below=0.9, decay=0.5, seed=0)
+    z = torch.randn(64, DIM) * 0.01 + 5
+    out = q(z)
+    torch.testing.assert_close(q.decode(out.indices), out.quantized)
+    before = q.codebook.detach().clone()
+    q(z)
+    moved = (q.codebook != before).any(1)
+    assert moved.sum() >= SIZE - 2
+    assert (torch.cdist(q.codebook[moved], z).amin(1) < 0.01).all()
+
+
+@pytest.mark.parametrize("vectors", [50, 4])
+def test_the_distance_of_gaussians_is_the_closed_form(vectors):
+    a, b = latents(vectors), latents(80) * 0.5 + 1
+    means = a.mean(0).numpy(), b.mean(0).numpy()
+    covariances = np.cov(a.numpy().T), np.cov(b.numpy().T)
+    root = scipy.linalg.sqrtm(covariances[0])
+    cross = np.trace(scipy.linalg.sqrtm(root @ covariances[1] @ root)).real
+    squared = (
+        ((means[0] - means[1]) ** 2).sum() + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * cross
+    )
+    assert gaussian_distance(a, b).item() == pytest.approx(squared**0.5, abs=1e-6)
+    assert gaussian_distance(a, a).item() < 1e-3
+    assert gaussian_distance(a[:1], b) == 0
+
+
+@pytest.mark.filterwarnings("ignore:the latents of")  # of latents that the test chose
+def test_matching_moves_codes_that_no_vector_chose():
+    q = VQ(DIM, SIZE, learning="gradient", matching_weight=1.0, codebook_weight=0.0, seed=0)
+    z = torch.randn(64, DIM) * 0.1 + 3
+    out = q(z)
+    torch.testing.assert_close(out.terms["matching"], gaussian_distance(z, q.codebook).detach())
+    (gradient,) = torch.autograd.grad(out.loss, q.codebook)
+    assert (gradient.abs().sum(1) > 0).all()
+
+
+# --- VQGAN-LC ------------------------------------------------------------------------------------------
+
+
+def test_projected_codes_are_a_linear_map_of_frozen_features():
+    features = torch.randn(SIZE, 9)
+    q = ProjectedVQ(features, DIM, seed=0)
+    z = torch.randn(30, DIM, requires_grad=True)
+    out = q(z)
+    codes = features @ q.transform.weight.T + q.transform.bias
+    indices = torch.cdist(z, codes).argmin(1)
+    assert torch.equal(out.indices, indices)
+    torch.testing.assert_close(out.quantized, codes[indices])
+    torch.testing.assert_close(out.loss, 1.25 * F.mse_loss(codes[indices], z))
+    assert [name for name, _ in q.named_parameters()] == ["transform.weight", "transform.bias"]
+    assert torch.equal(q.features, features)
+
+
+# --- Options -------------------------------------------------------------------------------------------
+
+COSINE = [
+    lambda **o: VQ(DIM, SIZE, score="cosine", seed=0, **o),
+    lambda **o: VQ(DIM, SIZE, score="cosine", learning="gradient", seed=0, **o),
+    lambda **o: LGQ(DIM, SIZE, score="cosine", seed=0, **o),
+    lambda **o: IBQ(DIM, SIZE, score="cosine", seed=0, **o),
+    lambda **o: SimVQ(DIM, SIZE, score="cosine", seed=0, **o),
+]
+
+
+@pytest.mark.parametrize("make", COSINE)
+def test_cosine_compares_angles_and_returns_unit_codes(make):
+    q = make()
+    z = torch.randn(50, DIM)
+    out = q(z)
+    units = F.normalize(q.codebook, dim=1)
+    assert torch.equal(out.indices, (F.normalize(z, dim=1) @ units.T).argmax(1))
+    torch.testing.assert_close(out.quantized.norm(dim=1), torch.ones(50))
+    longer = make()(z * torch.rand(50, 1) * 9)
+    assert torch.equal(longer.indices, out.indices)
+    torch.testing.assert_close(longer.loss, out.loss)
+    for _ in range(2):
+        q(z)
+    torch.testing.assert_close(q.decode(out.indices).norm(dim=1), torch.ones(50))
+
+
+LOW = [
+    lambda dim, **o: VQ(dim, SIZE, seed=0, **o),
+    lambda dim, **o: LGQ(dim, SIZE, seed=0, **o),
+    lambda dim, **o: IBQ(dim, SIZE, seed=0, **o),
+    lambda dim, **o: SimVQ(dim, SIZE, seed=0, **o),
+]
+
+
+@pytest.mark.parametrize("make", LOW)
+@pytest.mark.filterwarnings("ignore:the latents of")  # of latents that the test chose
+def test_low_dimensional_codes_lie_between_two_projections(make):
+    outer, inner = make(DIM, codebook_dim=2), make(2)
+    z = torch.randn(30, DIM)
+    out, expected = outer(z), inner(outer.project_in(z))
+    assert outer.codebook.shape == (SIZE, 2)
+    assert torch.equal(out.indices, expected.indices)
+    torch.testing.assert_close(out.quantized, outer.project_out(expected.quantized))
+    torch.testing.assert_close(out.loss, expected.loss)
+    assert torch.equal(outer.eval().encode(z), inner.eval().encode(outer.project_in(z)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VQ(DIM, SIZE, restart_below=0.5, init="kmeans"),
+        lambda: LGQ(DIM, SIZE, scale="data", init="data"),
+        lambda: DiVeQ(DIM, SIZE),
+        lambda: Residual.of(lambda: VQ(DIM, SIZE), 2),
+        lambda: Grouped.of(lambda: IBQ(DIM // 2, SIZE), 2),
+    ],
+)
+def test_frozen_quantizers_stay_as_they_are_and_still_move_latents(make):
+    q = make().freeze()
+    before = copy.deepcopy(q.state_dict())
+    z = torch.randn(50, DIM, requires_grad=True)
+    for _ in range(2):
+        out = q(z)
+    (out.loss + out.quantized.sum()).backward()
+    assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
+    assert all(parameter.grad is None for parameter in q.parameters())
+    assert z.grad.abs().sum() > 0
+    q.unfreeze()
+    assert all(parameter.requires_grad for parameter in q.parameters())
+    for _ in range(2):
+        out = q(z)
+    (out.loss + out.quantized.square().sum()).backward()
+    learned = any(parameter.grad is not None for parameter in q.parameters())
+    assert learned or any(not torch.equal(value, before[name]) for name, value in q.state_dict().items())
+
+
+def test_codes_are_drawn_with_the_probabilities_of_the_softmax():
+    codes, z = torch.randn(5, DIM), torch.randn(1, DIM)
+    drawn = sample_codes(z.expand(20_000, DIM), codes, 2.0).indices.bincount(minlength=5) / 20_000
+    expected = (-(z - codes).square().sum(1) / 2.0).softmax(0)
+    torch.testing.assert_close(drawn, expected, rtol=0, atol=0.02)
+    many, vectors = torch.randn(9_000, 3), torch.randn(20, 3)
+    assert torch.equal(sample_codes(vectors, many, 1e-9).indices, nearest_codes(vectors, many).indices)
+    spread = sample_codes(vectors[:1].expand(2_000, 3), many, 1e9).indices
+    assert spread.max() > 8_000
+    assert spread.min() < 1_000
+
+
+@pytest.mark.parametrize("make", LOW)
+def test_training_draws_codes_where_asked_and_eval_mode_does_not(make):
+    q, z = make(DIM, sample_temperature=5.0), torch.randn(300, DIM, requires_grad=True)
+    nearest = make(DIM).eval().encode(z)
+    out = q(z)
+    assert (out.indices != nearest).float().mean() > 0.3
+    torch.testing.assert_close(q.decode(out.indices), out.quantized)
+    (out.quantized.sum() + out.loss).backward()
+    assert torch.isfinite(z.grad).all()
+    assert torch.equal(make(DIM, sample_temperature=5.0).eval()(z).indices, nearest)
+
+
+@pytest.mark.parametrize("make", [LGQ, IBQ, VQ, DiVeQ])
+@pytest.mark.parametrize("init", ["data", "kmeans"])
+def test_every_learned_codebook_can_start_at_the_latents(make, init):
+    q = make(DIM, SIZE, init=init, seed=0)
+    z = torch.randn(64, DIM) + 2
+    q(z)
+    assert (torch.cdist(q.codebook.detach(), z).amin(1) < (0.02 if init == "data" else 3)).all()
+    other = make(DIM, SIZE, init=init, seed=0)
+    other.load_state_dict(q.state_dict())
+    other(torch.randn(64, DIM))
+    torch.testing.assert_close(other.codebook.detach().mean(), q.codebook.detach().mean(), rtol=0.2, atol=0)
+
+
+# --- The scale of the latents --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"init": "data"}, {"init": "kmeans", "latent_weight": 1.0}])
+@pytest.mark.filterwarnings("error")
+def test_with_the_scale_of_the_data_a_factor_changes_only_the_output(options):
+    plain, scaled = (LGQ(DIM, SIZE, scale="data", seed=0, **options).double() for _ in range(2))
+    optimizers = [torch.optim.SGD(q.parameters(), lr=0.1) for q in (plain, scaled)]
+    for step in range(12):
+        z = latents() * (1 + step)
+        outs = plain(z), scaled(z * 256)
+        assert torch.equal(outs[0].indices, outs[1].indices)
+        torch.testing.assert_close(outs[0].loss, outs[1].loss)
+        torch.testing.assert_close(outs[0].quantized * 256, outs[1].quantized)
+        for factor, out, optimizer in zip((1, 256), outs, optimizers, strict=True):
+            optimizer.zero_grad()
+            (out.loss + out.quantized.square().mean() / factor**2).backward()
+            optimizer.step()
+    torch.testing.assert_close(plain.codebook, scaled.codebook)
+
+
+def test_the_scale_is_measured_on_the_first_batches_and_resumes():
+    q = LGQ(DIM, SIZE, scale="data")
+    batches = [torch.randn(30, DIM) * (i + 1) for i in range(15)]
+    for batch in batches:
+        q(batch)
+    expected = torch.stack([batch.square().mean() for batch in batches[:10]]).mean().sqrt()
+    torch.testing.assert_close(q.latent_rms, expected)
+    resumed = LGQ(DIM, SIZE, scale="data")
+    resumed.load_state_dict(q.state_dict())
+    resumed(batches[0])
+    torch.testing.assert_close(resumed.latent_rms, expected)
+    assert "latent_rms" not in LGQ(DIM, SIZE).state_dict()
+
+
+def test_the_unit_scale_warns_and_names_the_way_out():
+    with pytest.warns(LGQWarning, match=r'root mean square.*scale="data"'):
+        LGQ(DIM, SIZE)(torch.randn(30, DIM) * 100)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: BSQ(4, 12),
+            "BSQ codes are bit strings, so `codebook_size` must be.*got 12: try 8",
+        ),
+        (lambda: BSQ(4, 16, groups=3), "`groups` must divide the 4 bits of 16 codes, got 3"),
+        (
+            lambda: VQ(4, 8, matching_weight=1.0),
+            "`matching_weight` needs codes that have gradients: set learn",
+        ),
+        (
+            lambda: VQ(4, 8, gradient="step"),
+            '`gradient` "step" needs codes that have gradients: set learn',
+        ),
+        (lambda: VQ(4, 8, learning="adam"), "`learning` must be 'ema' or 'gradient', got 'adam'"),
+        (lambda: VQ(4, 8, score="dot"), "`score` must be 'l2' or 'cosine', got 'dot'"),
+        (lambda: IBQ(4, 8, score="l2"), "`score` must be 'dot' or 'cosine', got 'l2'"),
+        (lambda: LGQ(4, 8, scale="auto"), "`scale` must be 'unit' or 'data', got 'auto'"),
+        (lambda: LGQ(4, 8, codebook_dim=0), "`codebook_dim` must be at least 1, got 0"),
+        (lambda: SimVQ(4, 8, sample_temperature=-1.0), "`sample_temperature` must be at least 0, got -1.0"),
+        (lambda: LGQ(4, 8, init="zeros"), "`init` must be 'normal' or 'data' or 'kmeans', got 'zeros'"),
+        (
+            lambda: ProjectedVQ(torch.zeros(3), 4),
+            r"a float matrix with one row per code, got \(3,\)",
+        ),
+        (lambda: ProjectedVQ([[1.0]], 4), "features must be a float matrix with one row per code, got list"),
+        (lambda: ProjectedVQ(torch.full((2, 2), float("nan")), 4), "contain NaN or infinity: leave out"),
+    ],
+)
+def test_bad_options_raise_an_error(make, message):
+    with pytest.raises(LGQError, match=message):
+        make()
+
+
+def test_fixed_grids_can_be_frozen_too():
+    assert not any(parameter.requires_grad for parameter in FSQ(4, 8).freeze().parameters())

@@ -1,0 +1,138 @@
+"""The page of advice: each line stands on records, and is left out where there are none."""
+
+import runpy
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from result_sets import FakeRow, result_set_of
+
+from lgq.reporting.result_set import read_result_set
+from lgq.reporting.which_quantizer import PANELS, advice, page, picture, samples_over
+
+ROOT = Path(__file__).parent.parent.parent
+SIZES = (1_024, 16_384)
+STARTED = {"start": {"id": "autoencoder"}}
+
+
+def over_sizes(metrics: dict[str, dict[int, dict[str, list[float]]]], **more) -> list[FakeRow]:
+    """Rows of a sweep: values of each seed by quantizer, size and metric."""
+    return [
+        FakeRow(
+            name.upper(),
+            {"quantizer": name, "codebook_size": size},
+            [dict(zip(values, seed, strict=True)) for seed in zip(*values.values(), strict=True)],
+            group=f"K = {size}",
+            **({"extra": STARTED} | more),
+        )
+        for name, by_size in metrics.items()
+        for size, values in by_size.items()
+    ]
+
+
+def world() -> dict[str, list[FakeRow]]:
+    sweep = {
+        "lgq": {
+            1_024: {"lpips": [0.30, 0.31], "utilization": [0.99, 0.99], "psnr": [21.0, 21.0]},
+            16_384: {"lpips": [0.1900, 0.1901], "utilization": [0.95, 0.95], "psnr": [22.0, 22.0]},
+        },
+        "fsq": {
+            1_024: {"lpips": [0.305, 0.304], "utilization": [0.99, 0.99], "psnr": [21.0, 21.0]},
+            16_384: {"lpips": [0.2100, 0.2101], "utilization": [0.50, 0.50], "psnr": [22.0, 22.0]},
+        },
+    }
+    cold = {name: {16_384: {"psnr": [20.0 + more] * 2}} for name, more in (("lgq", 0.0), ("fsq", 1.5))}
+    cost = {name: {16_384: {"ms": [ms]}} for name, ms in (("lgq", 80.0), ("fsq", 2.0))}
+    gaussian = [
+        FakeRow(
+            name.upper(),
+            {"quantizer": name, "codebook_size": 64, "mean": mean},
+            [{"utilization": used}],
+            group=f"mean {mean:g}",
+            kind="gaussian",
+        )
+        for name, mean, used in (("lgq", 0.0, 1.0), ("fsq", 0.0, 1.0), ("lgq", 8.0, 0.6), ("fsq", 8.0, 0.01))
+    ]
+    regularizers = [
+        FakeRow(
+            f"{weight}",
+            {"quantizer": "lgq", "quantizer_options": {"peak_weight": weight, "diversity_weight": weight}},
+            [{"utilization": used}],
+            extra=STARTED,
+        )
+        for weight, used in ((0.005, 0.5), (0.05, 0.9))
+    ]
+    comparison = over_sizes({"lgq": {16_384: {"lpips": [0.2]}}})
+    comparison.append(
+        replace(comparison[0], label="LGQ, best of the search", values=[{"lpips": 0.18}], group="best")
+    )
+    latents = over_sizes(
+        {name: {64: {"mse": [e]}} for name, e in (("lgq", 0.5), ("fsq", 0.4))}, kind="latents"
+    )
+    return {
+        "codebook-size": over_sizes(sweep),
+        "cold": over_sizes(cold),
+        "cost": over_sizes(cost, kind="cost"),
+        "gaussian": gaussian,
+        "regularizers": regularizers,
+        "comparison": comparison,
+        "latents": latents,
+    }
+
+
+@pytest.mark.parametrize(
+    ("experiment", "sentences"),
+    [
+        (
+            "codebook-size",
+            (
+                "**16,384 codes**: LGQ has the best LPIPS (0.190), ahead of all others.",
+                "**1,024 codes**: FSQ has the best LPIPS (0.304); LGQ cannot be told from it.",
+                "LGQ use more than 90% of 16,384 codes; FSQ uses the fewest (50%).",
+            ),
+        ),
+        ("cold", ("FSQ loses the least (0.5 dB) and LGQ the most (2.0 dB).",)),
+        ("cost", ("FSQ takes the least time per step (2.0 ms), LGQ the most (40 times that).",)),
+        ("gaussian", ("(mean 8, deviation 1): LGQ still use half of the codes, FSQ less than 5%.",)),
+        ("regularizers", ("50% of the codes with both at 0.005, 90% with both at 0.05.",)),
+        ("comparison", ("helps LGQ the most: its LPIPS falls by 0.020.",)),
+        ("latents", ("FSQ represents the latents best with 64 codes, LGQ worst.",)),
+    ],
+)
+def test_each_line_stands_on_an_experiment_and_goes_with_it(experiment, sentences):
+    records = world()
+    for sentence in sentences:
+        assert sentence in page(result_set_of(records))
+    less = page(result_set_of({name: rows for name, rows in records.items() if name != experiment}))
+    assert not any(sentence in less for sentence in sentences)
+
+
+def test_all_records_give_ten_lines_and_none_give_none():
+    results = result_set_of(world())
+    small = {name: replace(plan, scale="pocket") for name, plan in results.plans.items()}
+    assert len(advice(replace(results, plans=small))) == 10
+    assert advice(result_set_of({})) == [] or "does not say" in advice(result_set_of({}))[0]
+
+
+def test_records_of_an_earlier_protocol_give_no_advice():
+    records = world()
+    for row in records["codebook-size"]:
+        row.extra = {}
+    lines = samples_over(result_set_of(records), "codebook-size", "lpips", "codebook_size")
+    assert not any(lines.values())
+
+
+@pytest.mark.parametrize("records", [world(), {}], ids=["all", "none"])
+def test_the_picture_has_four_panels_with_or_without_records(records):
+    assert len(PANELS) == 4
+    with Image.open(BytesIO(picture(result_set_of(records)))) as image:
+        assert min(image.size) > 400
+
+
+def test_the_committed_page_is_what_the_committed_records_give():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_results.py"))
+    results = read_result_set(script["RESULTS"])
+    assert script["WHICH_QUANTIZER"].read_text() == page(results), "run scripts/write_results.py"
+    assert script["WHICH_PICTURE"].is_file()

@@ -1,0 +1,330 @@
+"""The page in a real browser: Chromium over the real server. Skipped where there is no Chromium."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from serving import Served, png, serve, small_tokenizer
+from test_drawing import small_generator
+
+from lgq.data import FolderDataset
+from lgq.training.run_directory import save_codebook
+from lgq.viewer.guard import Limits
+from lgq.viewer.standalone import export_page
+from lgq.viewer.studio import Model, Studio
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+PANES = ("image", "edit", "codebook", "compare", "generate")
+SUM_OF_PIXELS = """canvas => {
+  const context = canvas.getContext('2d');
+  const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
+  let sum = 0;
+  for (let i = 0; i < data.length; i++) sum = (sum * 31 + data[i]) % 1000000007;
+  return sum;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def everything(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two tokenizers, the first of a run with three validations, and a generator."""
+    run, generator = tmp_path_factory.mktemp("run"), small_generator()
+    codes = generator.tokenizer.quantizer.codebook.detach()
+    for step in (10, 20, 30):
+        save_codebook(run, step, [torch.arange(32) % (step // 10 + 1)], [codes * step / 30])
+    models = [Model("first", generator.tokenizer, run), Model("second", small_tokenizer("fsq", seed=4))]
+    studio = Studio(models, FolderDataset(photos), generator)
+    studio.study()
+    yield from serve(studio, Limits(requests_per_second=10_000, burst=10_000))
+
+
+def open_page(browser: Browser, address: str, width: int = 1280) -> Page:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(20_000)
+    problems: list[str] = []
+    page.on("console", lambda message: message.type == "error" and problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.problems = problems  # type: ignore[attr-defined]
+    page.goto(address)
+    page.wait_for_selector("html[data-ready=yes]")
+    return page
+
+
+@pytest.fixture
+def page(browser: Browser, everything: Served) -> Iterator[Page]:
+    page = open_page(browser, f"http://127.0.0.1:{everything.port}/")
+    yield page
+    assert page.problems == []  # type: ignore[attr-defined]
+    page.close()
+
+
+def canvas(page: Page, label: str):
+    return page.locator(f"section:not([hidden]) canvas[aria-label^='{label}']")
+
+
+def pixels(page: Page, label: str) -> int:
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return canvas(page, label).evaluate(SUM_OF_PIXELS)
+
+
+def tokens(everything: Served, picture: int = 0):
+    return everything.ask(f"/api/encoding?model=0&picture={picture}&size=256").arrays["tokens"][..., 0]
+
+
+def to_token(page: Page, label: str, row: int, column: int) -> dict[str, float]:
+    """Return the place of a token of a picture of 96 x 64 pixels, f = 4, on its square canvas."""
+    side = canvas(page, label).bounding_box()["width"]
+    return {"x": (column + 0.5) / 24 * side, "y": (row + 4.5) / 24 * side}
+
+
+def test_a_token_under_the_pointer_and_under_the_arrow_keys_is_explained(page: Page, everything: Served):
+    picture = canvas(page, "Original on")
+    picture.hover(position=to_token(page, "Original on", 3, 5))
+    code = tokens(everything)[3, 5]
+    expect(page.locator("#token h2")).to_have_text(f"Code {code}")
+    expect(page.locator("#token .where")).to_contain_text("Row 4, column 6")
+    expect(page.locator("#token .nearest button")).to_have_count(12)
+    expect(page.locator("#token .patches canvas").first).to_be_visible()
+    page.mouse.move(0, 0)
+    picture.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#token .where")).to_contain_text("Row 9, column 14")
+    expect(page.locator("#status")).to_contain_text(f"code {tokens(everything)[8, 13]}")
+
+
+def test_the_slider_goes_from_the_original_to_the_reconstruction(page: Page):
+    slider = page.locator("#image input[type=range]")
+    seen = set()
+    for key in ("Home", "End"):
+        slider.press(key)
+        seen.add(pixels(page, "Original on"))
+    assert len(seen) == 2
+
+
+def test_zoom_stays_in_step_over_all_pictures(page: Page):
+    before = [pixels(page, label) for label in ("Original on", "Map of tokens", "Map of errors")]
+    canvas(page, "Map of tokens").press("+")
+    canvas(page, "Map of tokens").press("+")
+    after = [pixels(page, label) for label in ("Original on", "Map of tokens", "Map of errors")]
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    canvas(page, "Map of tokens").press("0")
+    page.locator("#help-button").focus()
+    assert [pixels(page, label) for label in ("Original on", "Map of tokens", "Map of errors")] == before
+
+
+def test_an_edit_is_decoded_undone_and_done_again(page: Page, everything: Served):
+    page.locator("#tab-edit").click()
+    before = pixels(page, "Picture that the edited")
+    canvas(page, "Picture that the edited").click(position=to_token(page, "Picture that", 3, 5))
+    code = int(tokens(everything)[3, 5])
+    expect(page.locator("#code")).to_have_value(str(code))
+    page.locator("#code").fill(str(31 - code))
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.wait_for_selector("#edit[data-decoded='1']")
+    expect(page.locator("#token h2")).to_have_text(f"Code {31 - code}")
+    expect(page.locator("#edit figcaption", has_text="What has changed")).not_to_contain_text(" 0.0%")
+    page.mouse.move(0, 0)
+    edited = pixels(page, "Picture that the edited")
+    assert edited != before
+    page.keyboard.press("Control+z")
+    page.wait_for_selector("#edit[data-decoded='2']")
+    expect(page.locator("#token h2")).to_have_text(f"Code {code}")
+    page.keyboard.press("Control+y")
+    page.wait_for_selector("#edit[data-decoded='3']")
+    assert pixels(page, "Picture that the edited") == edited
+    page.locator("#code").fill("99")
+    page.get_by_role("button", name="Set", exact=True).click()
+    expect(page.locator("#edit .problem")).to_contain_text("whole numbers from 0 to 31")
+
+
+def test_brush_pipette_regions_and_nearest_codes_change_tokens(page: Page, everything: Served):
+    page.locator("#tab-edit").click()
+    picture, own = canvas(page, "Map of the edited"), tokens(everything)
+    picture.click(position=to_token(page, "Map of the edited", 2, 2))
+    page.locator("#token .nearest button").nth(3).click()
+    page.wait_for_selector("#edit[data-decoded='1']")
+    picture.press("p")
+    picture.click(position=to_token(page, "Map of the edited", 9, 9))
+    expect(page.locator("#code")).to_have_value(str(own[9, 9]))
+    box = picture.bounding_box()
+    start, end = (to_token(page, "Map of the edited", 12, column) for column in (3, 8))
+    page.mouse.move(box["x"] + start["x"], box["y"] + start["y"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + end["x"], box["y"] + end["y"], steps=12)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Undo")).to_be_enabled()
+    picture.press("r")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Shift+Enter")
+    expect(page.locator("#status")).to_have_text("Region of 2 by 1 tokens")
+    page.get_by_role("button", name="Copy").click()
+    picture.press("ArrowUp")
+    page.get_by_role("button", name="Swap").click()
+    expect(page.locator("#edit .problem")).to_contain_text("overlap")
+
+
+def test_tokens_are_copied_into_another_picture(page: Page, everything: Served):
+    page.locator("#tab-edit").click()
+    canvas(page, "Picture that the").click(position=to_token(page, "Picture that the", 2, 2))
+    page.get_by_role("button", name="Copy").click()
+    page.locator("#pictures button").nth(1).click()
+    expect(page.locator("#pictures button").nth(1)).to_have_attribute("aria-checked", "true")
+    page.wait_for_timeout(300)
+    other = tokens(everything, 1)
+    row, column = next(
+        (r, c) for r in range(16) for c in range(24) if other[r, c] != tokens(everything)[2, 2]
+    )
+    canvas(page, "Picture that the").click(position=to_token(page, "Picture that the", row, column))
+    page.get_by_role("button", name="Paste").click()
+    page.wait_for_selector("#edit[data-decoded='1']")
+    expect(page.locator("#token h2")).to_have_text(f"Code {tokens(everything)[2, 2]}")
+
+
+def test_pictures_and_tokens_are_saved_and_loaded(page: Page, tmp_path: Path):
+    page.locator("#tab-edit").click()
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save tokens").click()
+    file = tmp_path / "tokens.json"
+    saved.value.save_as(file)
+    content = json.loads(file.read_text())
+    assert content["shape"] == [16, 24]
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save picture").click()
+    assert saved.value.suggested_filename == "0.png"
+    content["tokens"][0] = 31 - content["tokens"][0]
+    file.write_text(json.dumps(content))
+    page.locator("#load-tokens").set_input_files(file)
+    page.wait_for_selector("#edit[data-decoded='1']")
+    file.write_text("[]")
+    page.problems.clear()  # type: ignore[attr-defined]
+    page.locator("#load-tokens").set_input_files(file)
+    expect(page.locator("#edit .problem")).to_contain_text("tokens.json: This is not a file of tokens")
+    page.problems.clear()  # type: ignore[attr-defined]  # Chromium logs the answer 422
+
+
+def test_a_picture_is_opened_and_a_hostile_one_costs_words_beside_the_button(page: Page):
+    upload = {"name": "mine.png", "mimeType": "image/png", "buffer": png(120, 120)}
+    page.locator("#open").set_input_files(upload)
+    expect(page.locator("#pictures button[aria-checked=true] img")).to_have_attribute("alt", "mine.png")
+    expect(page.locator("#image figcaption .size")).to_contain_text(
+        re.compile("120 . 120 pixels, 30 . 30 tokens")
+    )
+    page.locator("#open").set_input_files(upload | {"name": "evil.png", "buffer": b"/etc/passwd"})
+    expect(page.locator("#open-problem")).to_contain_text("evil.png: ")
+    page.problems.clear()  # type: ignore[attr-defined]  # Chromium logs the answer 422
+
+
+def test_codes_are_marked_in_grid_map_and_picture(page: Page, everything: Served):
+    page.locator("#tab-codebook").click()
+    expect(page.locator("#codebook figcaption").first).to_contain_text("of 32 in use")
+    before = pixels(page, "Codes in the plane")
+    page.get_by_label("Sort by").select_option("number")
+    canvas(page, "All codes").click(position={"x": 5, "y": 5})
+    expect(page.locator("#token h2")).to_have_text("Code 0")
+    assert pixels(page, "Codes in the plane") != before
+    box = canvas(page, "Codes in the plane").bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] - 2, steps=4)
+    page.mouse.up()
+    expect(page.locator("#codebook figcaption", has_text="Map")).to_contain_text("32 marked")
+    for order in ("brightness", "use", "norm", "similarity"):
+        page.get_by_label("Sort by").select_option(order)
+    page.get_by_label("Colour by").select_option("age")
+
+
+def test_the_time_slider_shows_earlier_validations(page: Page):
+    page.locator("#tab-codebook").click()
+    slider = page.locator("#codebook .time input")
+    expect(slider).to_be_enabled()
+    expect(page.locator("#codebook .time")).to_contain_text("step 30: 24 codes in use")
+    before = pixels(page, "Codes in the plane")
+    slider.press("Home")
+    expect(page.locator("#codebook .time")).to_contain_text("step 10: 16 codes in use")
+    assert pixels(page, "Codes in the plane") != before
+
+
+def test_two_tokenizers_are_compared(page: Page):
+    page.locator("#tab-compare").click()
+    expect(page.locator("#compare figcaption", has_text=re.compile("PSNR .* dB"))).to_have_count(2)
+    expect(page.locator("#compare .legend", has_text="first")).to_contain_text("second")
+    assert pixels(page, "Errors of first") != pixels(page, "Errors of second")
+
+
+def test_a_picture_is_drawn_step_by_step_and_redrawn_where_it_is_painted(page: Page):
+    page.locator("#tab-generate").click()
+    page.get_by_label("Steps").fill("5")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    page.wait_for_selector("#generate[data-drawn='5']")
+    last = pixels(page, "Picture that is being drawn")
+    page.locator("#generate input[type=range]").press("Home")
+    expect(page.locator("#generate figcaption").first).to_contain_text("step 1 of 5")
+    assert pixels(page, "Picture that is being drawn") != last
+    box = canvas(page, "Picture; drag").bounding_box()
+    page.mouse.move(box["x"] + 30, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 140, box["y"] + 30, steps=10)
+    page.mouse.up()
+    page.get_by_label("Steps").fill("2")
+    page.get_by_role("button", name="Redraw the painted part").click()
+    page.wait_for_selector("#generate[data-drawn='2']")
+    expect(page.locator("#generate .problem")).to_be_hidden()
+
+
+def test_a_page_saved_as_a_file_works_without_a_server(browser: Browser, everything: Served, tmp_path: Path):
+    export_page(everything.studio, tmp_path / "page.html")
+    page = open_page(browser, (tmp_path / "page.html").as_uri())
+    canvas(page, "Original on").hover(position=to_token(page, "Original on", 3, 5))
+    expect(page.locator("#token h2")).to_have_text(f"Code {tokens(everything)[3, 5]}")
+    expect(page.locator("#token .patches canvas").first).to_be_visible()
+    page.locator("#tab-codebook").click()
+    expect(page.locator("#codebook .time")).to_contain_text("step 30")
+    page.locator("#tab-compare").click()
+    expect(page.locator("#compare figcaption", has_text=re.compile("PSNR .* dB"))).to_have_count(2)
+    page.locator("#tab-edit").click()
+    expect(page.locator("#edit")).to_contain_text("run lgq view to edit")
+    assert page.locator("#tab-generate").count() == 0
+    assert page.problems == []  # type: ignore[attr-defined]
+    page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_pane_is_wider_than_the_screen_and_tabs_follow_the_arrow_keys(browser, everything, width):
+    page = open_page(browser, f"http://127.0.0.1:{everything.port}/", width)
+    page.locator("#tab-image").focus()
+    for name in PANES:
+        expect(page.locator(f"#{name}")).to_be_visible()
+        expect(page.locator(f"#tab-{name}")).to_have_attribute("aria-selected", "true")
+        page.wait_for_timeout(100)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#image")).to_be_visible()
+    assert page.problems == []  # type: ignore[attr-defined]
+    page.close()
+
+
+def test_nothing_jumps_while_the_page_loads_and_a_token_is_looked_at(page: Page):
+    watch = """() => new Promise(done => {
+      let sum = 0;
+      const add = list => list.getEntries().forEach(entry => { sum += entry.value; });
+      const watcher = new PerformanceObserver(add);
+      watcher.observe({ type: 'layout-shift', buffered: true });
+      setTimeout(() => done(sum), 300);
+    })"""
+    canvas(page, "Original on").hover(position=to_token(page, "Original on", 3, 5))
+    assert page.evaluate(watch) < 0.02

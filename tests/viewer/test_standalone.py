@@ -1,0 +1,79 @@
+"""The page as one file holds what the server would answer, and loads nothing."""
+
+import json
+import re
+import zlib
+from base64 import b64decode, b64encode
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from command_line import lgq
+from serving import gradient, small_tokenizer
+
+from lgq.data import FolderDataset
+from lgq.viewer.packets import unpack
+from lgq.viewer.standalone import export_page
+from lgq.viewer.studio import Model, Studio, to_rgba
+
+
+@pytest.fixture(scope="module")
+def exported(photos, tmp_path_factory) -> tuple[Studio, str]:
+    models = [Model("</script><b>", small_tokenizer()), Model("grid", small_tokenizer("fsq"))]
+    studio = Studio(models, FolderDataset(photos))
+    file = tmp_path_factory.mktemp("page") / "view.html"
+    assert export_page(studio, file, size=128) == file.stat().st_size
+    return studio, file.read_text()
+
+
+def answers(page: str) -> dict:
+    (saved,) = re.findall(r'<script type="application/json" id="saved">(.*?)</script>', page)
+    return json.loads(saved)
+
+
+def arrays(page: str, path: str) -> dict[str, np.ndarray]:
+    return unpack(zlib.decompress(b64decode(answers(page)[path])))[1]
+
+
+def test_the_file_has_the_pictures_tokens_and_codes_of_every_model(exported):
+    studio, page = exported
+    for model in range(2):
+        for picture in range(3):
+            found = arrays(page, f"/api/encoding?model={model}&picture={picture}&size=128")
+            encoding = studio.encode(model, picture, 128)
+            assert np.array_equal(found["reconstruction"], to_rgba(encoding.reconstruction))
+            assert np.array_equal(found["tokens"][..., 0], encoding.tokens[0].numpy())
+        gallery = studio.models[model].galleries[0]
+        assert np.array_equal(arrays(page, f"/api/codebook?model={model}&stage=0")["counts"], gallery.counts)
+        typical = arrays(page, f"/api/typical?model={model}&stage=0")["patches"]
+        assert np.array_equal(typical, gallery.typical)
+        assert arrays(page, f"/api/plane?model={model}&stage=0&method=pca")["plane"].shape == (32, 2)
+
+
+def test_the_file_loads_nothing_and_its_policy_allows_nothing_else(exported):
+    _, page = exported
+    markup = re.sub(r"<script.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', markup)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src 'none'")
+    inline = re.findall(r'<script type="(?:importmap|module)">(.*?)</script>', page, re.DOTALL)
+    inline += re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert len(inline) == 3
+    for text in inline:
+        assert b64encode(sha256(text.encode()).digest()).decode() in policy
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+
+
+def test_names_cannot_leave_their_place_in_the_file(exported):
+    _, page = exported
+    assert "</script><b>" not in page
+    assert answers(page)["/api/state"]["models"][0]["name"] == "</script><b>"
+
+
+def test_the_command_writes_the_file_and_says_so(tmp_path, capsys):
+    small_tokenizer().save_pretrained(tmp_path / "mine")
+    gradient(64, 64).save(tmp_path / "photo.png")
+    out = tmp_path / "new" / "page.html"
+    lgq("view", tmp_path / "mine", "--data", tmp_path / "photo.png", "--export", out)
+    assert "MB" in capsys.readouterr().err
+    assert answers(out.read_text())["/api/state"]["models"][0]["name"] == "mine"
