@@ -76,7 +76,7 @@ class ImageVocabulary:
         return self._codes + len(_MARKS)
 
     def to_ids(self, tokens: Integer[Tensor, "..."] | Integer[np.ndarray, "..."]) -> list[int]:
-        """Return the ids of one image, of shape (h, w) or (h, w, stages), from `<img_begin>` to `<img_end>`."""
+        """Return the ids of one image, (h, w) or (h, w, stages), from `<img_begin>` to `<img_end>`."""
         tokens = require_indices(torch.as_tensor(tokens), self.codebook_size)
         tokens = tokens[..., None] if self.stages == 1 else tokens
         if tokens.ndim != 3 or 0 in tokens.shape or tokens.shape[2] != self.stages:
