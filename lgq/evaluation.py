@@ -128,7 +128,8 @@ def evaluate(
 ) -> EvaluationRecord:
     """Measure a tokenizer on images, or a generator by its images, by the likelihood of tokens, or by both.
 
-    source: a run directory, a directory that `save_pretrained` wrote, owner/name on the Hub, or a model.
+    source: a run directory, a directory that `save_pretrained` wrote, `photo-f8`, owner/name on the Hub, or a
+        model.
     data: images to reconstruct, or to compare generated images with.
     images: size of a random subset of `data`, the same for every model; None for all.
     image_size: tokenizer: side of the centre crop; None for that of its run.
@@ -217,7 +218,10 @@ def _output_directory(source: Source, out: str | Path | None) -> Path | None:
     elif Path(source).is_dir():
         directory = run_directory_of(source) / "evaluation"
     else:
-        raise LGQError(f"there is no directory {source}: a model on the Hub needs `out`, for its record.")
+        raise LGQError(
+            f"there is no directory {source}: a model of the package or on the Hub needs `out`, for its "
+            "record."
+        )
     require_writable(directory)
     return directory
 

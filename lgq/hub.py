@@ -1,7 +1,9 @@
-"""Saved models: config.json and model.safetensors, in a directory, in a run or on the Hugging Face Hub.
+"""Saved models: config.json and model.safetensors, in a directory, in a run, in the package or on the Hub.
 
 Nothing is ever unpickled. A run directory holds its settings (config.json, environment.json) and publishes
-weights in best/ (the best validation) and last/ (the last checkpoint), each with a manifest.
+weights in best/ (the best validation) and last/ (the last checkpoint), each with a manifest. A model that
+comes with the package goes by its name, such as `photo-f8`, where no directory has it; its bf16 weights are
+verified, and computed with in float32.
 """
 
 import difflib
@@ -40,6 +42,11 @@ CONFIG, WEIGHTS, ENVIRONMENT = "config.json", "model.safetensors", "environment.
 BEST, LAST = "best", "last"
 TOKENIZER = "tokenizer"
 """Directory with a copy of the tokenizer, beside tokens and beside the weights of a generator."""
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""Directory of the models that come with the package, each in a directory of its name."""
+SHIPPED_IMAGE_SIZE = 256
+"""Side to which images of a data set are brought for such a model, unless the user names another."""
 
 WeightsChoice = Literal["best", "last"]
 """Weights of a run: those of the best validation, or those of the last checkpoint."""
@@ -106,12 +113,16 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
         map_location: str | torch.device = "cpu",
         **options: Any,
     ) -> Model:
-        """Load a saved model from a directory, or from owner/name on the Hugging Face Hub, in eval mode.
+        """Load a saved model from a directory, by its name from the package, or from owner/name on the
+        Hugging Face Hub, in eval mode.
 
         map_location: the device.
         options: keywords of `huggingface_hub.hf_hub_download`, such as `revision` and `token`.
         """
         source = pretrained_model_name_or_path
+        if (shipped := shipped_model(source)) is not None:
+            _verify_shipped(shipped)
+            return cls._load(lambda name: shipped / name).float().to(map_location)
         return cls._load(lambda name: find_file(source, name, **options)).to(map_location)
 
     def fingerprint(self) -> str:
@@ -137,12 +148,29 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
         return super().generate_model_card(*args, configuration=configuration, **self._card(), **kwargs)
 
 
-def find_file(source: str | Path, name: str, **options: Any) -> Path:
-    """Return a file of a directory, or of owner/name on the Hub. A directory is read without the network.
+def shipped_models() -> list[str]:
+    """Return the names of the models that come with the package."""
+    return sorted(manifest.parent.name for manifest in SHIPPED.glob(f"*/{MANIFEST}"))
 
-    Where a directory `owner` exists, owner/name is a path.
+
+def shipped_model(source: str | Path) -> Path | None:
+    """Return the directory of a model of the package if `source` is its name, and no directory has it."""
+    return SHIPPED / source if str(source) in shipped_models() and not Path(source).is_dir() else None
+
+
+def _verify_shipped(directory: Path) -> None:
+    try:
+        Manifest.read(directory).verify(directory)
+    except DamagedDirectoryError as error:
+        raise PretrainedError(f"{str(error).removesuffix('.')}: install lgq again.") from error
+
+
+def find_file(source: str | Path, name: str, **options: Any) -> Path:
+    """Return a file of a directory, of a model of the package, or of owner/name on the Hub.
+
+    Only the Hub needs the network. Where a directory `owner` exists, owner/name is a path.
     """
-    folder = Path(source)
+    folder = shipped_model(source) or Path(source)
     if folder.is_dir():
         if (folder / name).is_file():
             return folder / name
@@ -153,9 +181,12 @@ def find_file(source: str | Path, name: str, **options: Any) -> Path:
         raise PretrainedError(f"{folder} has no {name}: {way_out}")
     # A mistyped path must not cost the seconds in which the Hub is waited for.
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
-        way_out = "name a run directory, one that save_pretrained wrote, or owner/name on the Hub."
+        shipped = ", ".join(shipped_models())
+        way_out = f"name a run directory, one that save_pretrained wrote, {shipped} or owner/name on the Hub."
         if folder.parent.is_dir():
             beside = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+            if str(source) == folder.name:
+                beside += shipped_models()
             if close := difflib.get_close_matches(folder.name, beside, n=1):
                 way_out = f"did you mean {folder.parent / close[0]}?"
         raise PretrainedError(f"there is no directory {source}: {way_out}")

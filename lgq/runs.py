@@ -1,7 +1,7 @@
 """Named runs: a scale and a quantizer, such as `pocket-lgq`; a generator is a scale alone, such as `pocket`.
 
-A scale (`smoke`, `pocket`, `imagenet256`) is one protocol for `lgq train`, `lgq.run` and the experiments,
-defined here and nowhere else:
+A scale (`smoke`, `pocket`, `photo`, `imagenet256`) is one protocol for `lgq train`, `lgq.run` and the
+experiments, defined here and nowhere else; `photo` has no experiments and no generator:
 
     run = lgq.run("pocket-lgq", codebook_size=4096, steps=2_000)
     run = lgq.run("pocket", label_dropout=0.2)
@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from lgq.checks import require_known
 from lgq.config import ConfigError, from_json, keeps_prefix, to_json
+from lgq.data import RandomCrop
 from lgq.errors import LGQError, rename_settings
 from lgq.files import named_disk_errors
 from lgq.hub import CONFIG
@@ -38,7 +39,7 @@ AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
 _log = logging.getLogger(__name__)
 
 BEST_OPTIONS = Path(__file__).parent / "best_options.json"
-"""File of the options that searches found best (`lgq.experiments.search`)."""
+"""File of the options that searches found best (`lgq.experiments.option_search`)."""
 
 _FACTS = {
     TokenizerRun: {"data", "validation_data", *HISTORY_FIELDS},
@@ -97,6 +98,36 @@ def pocket(quantizer: str, *, budget: Literal["full", "table"] = "full") -> Toke
     if budget == "full":
         return run
     return replace(run, loop=LoopSettings(steps=1_000, validate_every=250, checkpoint_every=250, keep=1))
+
+
+def photo(quantizer: str) -> TokenizerRun:
+    """A tokenizer of photographs at their own resolution, for one CPU core: f = 8, K = 4,096.
+
+    It trains on crops of 96 x 96 pixels, and works on images of any size, in parts if they are large: its
+    networks are local. LPIPS costs more than the tokenizer, so it compares a part of each batch, in bf16. A
+    run takes most of a day, and its averaged weights are of use long before. `photo-f8`, which comes with the
+    package, is `photo-lgq`.
+    """
+    return replace(
+        imagenet256(quantizer),
+        codebook_size=4_096,
+        quantizer_options=scale_options("photo", quantizer),
+        backbone=Backbone(
+            patch=4, widths=(128, 224), blocks=1, attention_heads=0, latent_channels=32, norm="layer"
+        ),
+        image_size=96,
+        crop=RandomCrop(own_resolution=True),
+        batch_size=12,
+        learning_rate=1e-3,
+        clip=1.0,
+        schedule=Schedule(kind="cosine", warmup_steps=200),
+        average_decay=0.998,
+        workers=0,
+        loss=LossWeights(gan=0.0, lpips_images=4, lpips_precision="bf16"),
+        validation_images=150,
+        best_by="lpips",
+        loop=LoopSettings(steps=40_000, validate_every=500, checkpoint_every=250),
+    )
 
 
 def without_quantizer(run: TokenizerRun, *, steps: int) -> TokenizerRun:
@@ -172,6 +203,7 @@ def smoke_generator() -> GeneratorRun:
 
 SCALES: dict[str, Callable[[str], TokenizerRun]] = {
     "pocket": pocket,
+    "photo": photo,
     "imagenet256": imagenet256,
     "smoke": smoke,
 }

@@ -9,11 +9,14 @@ b = images, h w = height and width, of images in pixels and of tokens in tokens.
     tokenizer.decode_image(tokens).save("cat.png")   # a PIL image
     tokenizer.save_pretrained("mine")                # config.json, model.safetensors, README.md
     tokenizer = Tokenizer.from_pretrained("mine")    # or "owner/name" on the Hugging Face Hub
+    tokenizer = load_tokenizer("photo-f8")           # a run directory too, or what comes with the package
 
-Images in tensors are RGB and float in [-1, 1], of any size that f divides.
+Images in tensors are RGB and float in [-1, 1], of any size that f divides. Tokenizers whose backbone is local
+(`Backbone.reach`) encode and decode large images in tiles, with the same result and in bounded memory.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -24,7 +27,13 @@ from jaxtyping import Float, Int64, Integer
 from PIL import Image
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_at_most, require_image_values, require_tensor
+from lgq.checks import (
+    is_jit_traced,
+    require_at_least,
+    require_at_most,
+    require_image_values,
+    require_tensor,
+)
 from lgq.config import from_json, to_json
 from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
@@ -32,6 +41,7 @@ from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.hub import (
     CONFIG,
+    SHIPPED_IMAGE_SIZE,
     WEIGHTS,
     HubModel,
     WeightsChoice,
@@ -40,8 +50,10 @@ from lgq.hub import (
     read_settings,
     require_kind,
     run_settings,
+    shipped_model,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
+from lgq.models.tiling import in_tiles
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.models.vqgan_names import CODEBOOK, DIFFUSERS, diffusers_settings, to_theirs
 from lgq.quantizers import (
@@ -57,6 +69,8 @@ from lgq.quantizers.base import draw_seed
 
 _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
+_TILE_BYTES = 2**26
+"""Largest size of the features of one layer; a network keeps a few layers at once."""
 
 
 class Tokenized(NamedTuple):
@@ -86,7 +100,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     """
 
     image_size: int | None = None
-    """Side of the images that its run trained on; None unless `load_tokenizer` loaded it from a run."""
+    """Side of the images that its run trained on, or for which it is meant; None unless `load_tokenizer`
+    loaded it from a run or from the package."""
     encoder: Encoder | VQGANEncoder
     decoder: Decoder | VQGANDecoder
     _has_trained = False
@@ -107,7 +122,6 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if scales and stages > 1:
             raise LGQError(f"a tokenizer has `stages` or `scales`, got {stages} stages and scales {scales}.")
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
-        self.backbone = backbone
         self.encoder, self.decoder = backbone.networks()
         if getattr(options, "seed", 0) is None:
             options.seed = draw_seed()  # after the networks, which start alike whatever the quantizer
@@ -119,6 +133,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "scales": list(scales),
             "quantizer_options": to_json(options),
         }
+        self.backbone = backbone
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.scales = tuple(scales)
         options = self.settings["quantizer_options"] | {"channel_dim": 1}
@@ -175,7 +190,14 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         scales.
         """
         require_image_values(images)
-        return self.quantizer.encode(self._latents(images))
+        self.encoder.require_fitting(images)
+        b, _, height, width = images.shape
+        side = self._tile_side(b, height // self.factor, width // self.factor)
+        if side is None:
+            return self.quantizer.encode(self._latents(images))
+        halo = self.backbone.reach or 0
+        latents = in_tiles(self._latents, images, side=side, halo=halo, shrinks=self.factor)
+        return self.quantizer.encode(latents)
 
     @torch.no_grad()
     def decode(
@@ -200,7 +222,12 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             way_out = "were they made by another tokenizer?"
             raise LGQError(f"tokens must have shape {axes}, got {shape}: {way_out}")
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
-        return self._images(self.quantizer.decode(tokens.long())).clamp(-1, 1)
+        codes = self.quantizer.decode(tokens.long())
+        b, _, h, w = codes.shape
+        if (side := self._tile_side(b, h, w)) is None:
+            return self._images(codes).clamp_(-1, 1)
+        halo = self.backbone.reach or 0
+        return in_tiles(self._images, codes, side=side, halo=halo, enlarges=self.factor).clamp_(-1, 1)
 
     def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 *tokens"]:
         """Return the tokens of one image, on the device of the tokenizer.
@@ -315,6 +342,18 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             require_image_values(images)
         self._has_trained = self._has_trained or self.training
 
+    def _tile_side(self, b: int, h: int, w: int) -> int | None:
+        """Return the side of tiles for a grid of tokens whose features would take much memory, else None.
+
+        Networks that see the whole image at once cannot be cut.
+        """
+        if self.backbone.reach is None or is_jit_traced() or torch.compiler.is_compiling():
+            return None
+        bytes_per_token = 4 * self.backbone.values_per_pixel * self.factor**2
+        if b * h * w * bytes_per_token <= _TILE_BYTES:
+            return None
+        return max(1, self.backbone.reach, math.isqrt(int(_TILE_BYTES / (b * bytes_per_token))))
+
     def _latents(self, images: Tensor) -> Tensor:
         if images.is_floating_point():
             images = images.to(self.encoder.stem.weight.dtype)
@@ -335,7 +374,8 @@ def load_tokenizer(
     *,
     device: str | torch.device | None = None,
 ) -> Tokenizer:
-    """Load the tokenizer of a run directory, of a directory that `save_pretrained` wrote, or of the Hub.
+    """Load the tokenizer of a run directory, of a directory that `save_pretrained` wrote, of the package by
+    its name (`photo-f8`), or of the Hub.
 
     weights: of a run, those of the best validation or those of the last checkpoint.
     device: the words of `--device`, such as "auto" or "cuda"; None loads onto the CPU.
@@ -348,7 +388,10 @@ def load_tokenizer(
     own = resolve_device(device or "cpu")
     tokenizer = Tokenizer.from_pretrained(published_weights(source, weights), map_location=own)
     settings = run_settings(source)
-    tokenizer.image_size = None if settings is None else int(settings["image_size"])
+    if settings is not None:
+        tokenizer.image_size = int(settings["image_size"])
+    elif shipped_model(source) is not None:
+        tokenizer.image_size = SHIPPED_IMAGE_SIZE
     return tokenizer
 
 

@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from lgq.experiments.option_search import choose_options
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.search import choose_options
 from lgq.files import write_file
 from lgq.runs import BEST_OPTIONS
 

@@ -56,7 +56,7 @@ def family() -> dict[str, Build]:
         return build_quantizer(name, DIM // 2, SIZE, seed=0)
 
     def projected(**more) -> Quantizer:
-        features = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
+        features = torch.randn(SIZE, 4, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         return ProjectedVQ(features, DIM, **{"seed": 0} | more)
 
     return singles() | {

@@ -40,7 +40,7 @@ PAPER_MS = {
     ("lgq", 65_536): 47.10, ("lgq", 262_144): 190.33,
 }  # fmt: skip
 """Times of the paper by quantizer and number of codes: 8,192 tokens of 64 channels on an H100."""
-_OF_THE_PEER = ("vq", "rotvq", "fsq", "lfq", "simvq")
+_OF_THE_PEER = ("vq", "rotvq", "fsq", "lfq", "simvq", "bsq", "diveq")
 _SLOW_MS = 10_000
 
 
@@ -176,8 +176,12 @@ def _peer(quantizer: str, dim: int, codebook_size: int) -> nn.Module:
 
     if quantizer == "fsq":
         return peer.FSQ(list(levels_for(codebook_size)), dim=dim)
-    if quantizer == "lfq":
-        return peer.LFQ(dim=dim, codebook_size=codebook_size)
+    if quantizer in ("lfq", "bsq"):
+        return peer.LFQ(dim=dim, codebook_size=codebook_size, spherical=quantizer == "bsq")
+    if quantizer == "diveq":
+        return peer.VectorQuantize(
+            dim, codebook_size, directional_reparam=True, threshold_ema_dead_code=1, decay=0.99
+        )
     if quantizer == "simvq":
         mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
         return peer.SimVQ(dim, codebook_size, codebook_transform=mlp, rotation_trick=False)

@@ -63,7 +63,7 @@ class Evaluate(Computes):
     """Measure a tokenizer or a generator: the columns of the paper's tables, and more."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
+    """A run directory, a directory that `save_pretrained` wrote, photo-f8, or owner/name on the Hub."""
     data: str | None = None
     """Images: a folder, a shard pattern such as val-{000..001}.tar, or `sample:held-out`. A tokenizer
     reconstructs them; a generator's images are compared with them."""

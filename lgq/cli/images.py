@@ -55,10 +55,9 @@ class Reconstruct(Computes):
     ten images the mean and the lowest."""
 
     tokenizer: Run
-    """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
+    """A run directory, a directory that `save_pretrained` wrote, photo-f8, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Image files, and folders of images; each image keeps its size, except up to f - 1 rows and columns at
-    the borders."""
+    """Image files, and folders of images; each image keeps its size."""
     out: Path
     """Directory for the pictures."""
     weights: WeightsChoice = "best"
@@ -84,7 +83,7 @@ class Encode(Computes):
     """Encode images into a directory of tokens; the same command continues after a stop."""
 
     tokenizer: Run
-    """A run directory, a directory that `save_pretrained` wrote, or owner/name on the Hub."""
+    """A run directory, a directory that `save_pretrained` wrote, photo-f8, or owner/name on the Hub."""
     data: tuple[str, ...]
     """Images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`; or image files, which have
     no classes."""

@@ -63,7 +63,8 @@ class LoaderSettings(BatchSettings):
     image_size: int = 64
     """Side of the square images."""
     crop: RandomCrop = field(default_factory=RandomCrop)
-    """Crop of training images; evaluation takes the largest centre square."""
+    """Crop of training images; evaluation takes the largest centre square, or the one of `image_size` if
+    crops are at the image's own resolution."""
     workers: int = 0
     """Processes that decode images ahead; 0 decodes in this process."""
     pin_memory: bool = False
@@ -231,15 +232,17 @@ class _Reader(Dataset[Loaded]):
 
     def _first_readable(self, epoch: int, index: int, broken: list[tuple[str, str]]) -> RenderedImage | None:
         settings = self.settings
-        cut: Callable[[tuple[int, int]], Crop] = centre_crop
+        side, crop = settings.image_size, settings.crop
+        cut: Callable[[tuple[int, int]], Crop]
+        cut = partial(centre_crop, most=side if crop.own_resolution else None)
         candidates: Iterable[int] = (index,)
         if self.training:
             # The crop stays that of `index`: a replacement's own crop appears elsewhere in the epoch.
-            cut = partial(random_crop, settings=settings.crop, seed=settings.seed, epoch=epoch, index=index)
+            cut = partial(random_crop, settings=crop, side=side, seed=settings.seed, epoch=epoch, index=index)
             candidates = _candidates(len(self.dataset), settings.seed, epoch, index)
         for candidate in candidates:
             try:
-                return rendered(self.dataset[candidate], candidate, cut, settings.image_size)
+                return rendered(self.dataset[candidate], candidate, cut, side)
             except BrokenImage as error:
                 broken.append((error.name, error.reason))
         return None

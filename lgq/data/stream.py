@@ -374,10 +374,12 @@ class _StreamReader(IterableDataset[Loaded]):
                 name, reason = broken[0]
                 example = f"{self.dataset!r}, such as {name} ({reason})"
                 raise DataError(f"none of {len(set(broken)):,} images of a reader can be read in {example}.")
-            crop, epoch, number = settings.crop, streamed.epoch, streamed.number
-            cut = partial(random_crop, settings=crop, seed=settings.seed, epoch=epoch, index=number)
+            side, epoch, number = settings.image_size, streamed.epoch, streamed.number
+            cut = partial(
+                random_crop, settings=settings.crop, side=side, seed=settings.seed, epoch=epoch, index=number
+            )
             try:
-                images.append(rendered(streamed.image, number, cut, settings.image_size))
+                images.append(rendered(streamed.image, number, cut, side))
             except BrokenImage as error:
                 broken.append((error.name, error.reason))
                 continue

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
@@ -34,12 +35,16 @@ class Crop(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop:
-    """Settings of the crop of training images: a random rectangle, stretched to a square."""
+    """Settings of the crop of training images: a random rectangle, stretched to a square, or a random square
+    at the image's own resolution."""
 
     smallest_area: float = 0.08
     """Smallest share of the image that a crop covers; the largest is all of it."""
     widest_aspect: float = 4 / 3
     """Largest width over height of a crop; the smallest is its inverse."""
+    own_resolution: bool = False
+    """Cut squares of `image_size` pixels without resizing, in validations too, instead of shares of the
+    image; smaller images are enlarged."""
     flip: float = 0.5
     """Probability of mirroring left and right."""
     exchange: float = 0.0
@@ -55,11 +60,17 @@ class RandomCrop:
                 raise LGQError(f"`{name}` is a probability in [0, 1], got {getattr(self, name)}.")
 
 
-def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch: int, index: int) -> Crop:
-    """Return the crop of image `index`, of (width, height) `size`, in an epoch."""
+def random_crop(
+    size: tuple[int, int], settings: RandomCrop, *, side: int, seed: int, epoch: int, index: int
+) -> Crop:
+    """Return the crop of image `index`, of (width, height) `size`, in an epoch, for an output of `side`."""
     draws = random_fractions(Stream.CROP, seed, epoch, index)
     flip = next(draws) < settings.flip
     exchange = next(random_fractions(Stream.COLOUR, seed, epoch, index)) < settings.exchange
+    if settings.own_resolution:
+        side = min(*size, side)
+        left, top = (int(next(draws) * (length - side + 1)) for length in size)
+        return Crop(left, top, side, side, flip, exchange)
     for _ in range(_ATTEMPTS):
         width, height = _random_shape(size, settings, next(draws), next(draws))
         if width <= size[0] and height <= size[1]:
@@ -71,9 +82,10 @@ def random_crop(size: tuple[int, int], settings: RandomCrop, *, seed: int, epoch
     return _centred(size, width, height)._replace(flip=flip, exchange=exchange)
 
 
-def centre_crop(size: tuple[int, int]) -> Crop:
-    """Return the largest centre square of an image of (width, height) `size`."""
-    return _centred(size, min(size), min(size))
+def centre_crop(size: tuple[int, int], most: int | None = None) -> Crop:
+    """Return the largest centre square of an image of (width, height) `size`; at most of side `most`."""
+    side = min(size) if most is None else min(*size, most)
+    return _centred(size, side, side)
 
 
 def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]:
@@ -103,6 +115,13 @@ def cropped_to_multiple(image: Image.Image, factor: int, name: str) -> Image.Ima
     return image.crop((left, top, left + width, top + height))
 
 
+def padded_to_multiple(images: Float[Tensor, "b 3 height width"], factor: int) -> Float[Tensor, "b 3 _ _"]:
+    """Repeat the last row and column up to `factor` - 1 times, so that `factor` divides the sides."""
+    height, width = images.shape[2:]
+    margins = (0, -width % factor, 0, -height % factor)
+    return F.pad(images, margins, mode="replicate") if any(margins) else images
+
+
 def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tensor, "3 height width"]:
     """Arrange images row by row; places left over are black."""
     columns = min(columns, len(images))
@@ -113,19 +132,20 @@ def image_grid(images: Float[Tensor, "b 3 s s"], columns: int = 8) -> Float[Tens
 
 def to_pixels(image: Float[Tensor, "3 height width"]) -> UInt8[np.ndarray, "height width 3"]:
     """Return the pixels of an image in [-1, 1]; values outside are clamped."""
-    pixels = ((image.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    # In place after the first: a photograph of a large camera takes hundreds of megabytes in float32.
+    pixels = (image.detach().float() + 1).mul_(127.5).round_().clamp_(0, 255).to(torch.uint8)
     return pixels.permute(1, 2, 0).contiguous().cpu().numpy()
 
 
-def to_picture(image: Float[Tensor, "3 height width"]) -> Image.Image:
-    """Return an image in [-1, 1] as a PIL image; values outside are clamped."""
-    return Image.fromarray(to_pixels(image))
+def to_picture(*images: Float[Tensor, "3 height _"]) -> Image.Image:
+    """Return images in [-1, 1], side by side, as a PIL image; values outside are clamped."""
+    return Image.fromarray(np.concatenate([to_pixels(image) for image in images], axis=1))
 
 
-def to_png(image: Float[Tensor, "3 height width"]) -> bytes:
-    """Return an image in [-1, 1] as a PNG file; values outside are clamped."""
+def to_png(*images: Float[Tensor, "3 height _"]) -> bytes:
+    """Return images in [-1, 1], side by side, as a PNG file; values outside are clamped."""
     buffer = BytesIO()
-    to_picture(image).save(buffer, "PNG")
+    to_picture(*images).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from lgq.checks import require_known
+from lgq.experiments.option_search import search_grid
 from lgq.experiments.plan import Experiment, Row
-from lgq.experiments.search import search_grid
 from lgq.experiments.tasks import Scale, Task
 from lgq.quantizers import QUANTIZERS
 from lgq.runs import best_options

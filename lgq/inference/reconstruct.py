@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from lgq.data.folder import FileDataset
 from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
-from lgq.data.transforms import cropped_to_multiple, to_png, to_tensor
+from lgq.data.transforms import padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
 from lgq.files import write_file
 from lgq.hub import WeightsChoice
@@ -33,7 +31,7 @@ class ReconstructedImage(NamedTuple):
     file: Path
     """The picture: original on the left, reconstruction on the right."""
     psnr: float
-    """PSNR in dB, over the part of the image that is shown."""
+    """PSNR in dB."""
 
 
 class Reconstructions(NamedTuple):
@@ -57,7 +55,9 @@ def reconstruct(
 
     images: files, and folders that stand for all images below them; pictures of those keep their subfolders.
 
-    Images keep their size, except for up to f - 1 rows and columns at the borders, as f must divide it.
+    Images keep their size: the last row and column are repeated to a multiple of f, and cut off again in the
+    result. Tokenizers whose backbone is local (`Backbone.reach`) compute large images in tiles, whose
+    borders cannot be told in the result.
     Files that cannot be read are skipped and listed; if none can be read, it is an error.
     """
     if not isinstance(images, str | Path) and not images:
@@ -74,14 +74,16 @@ def reconstruct(
     names = distinct_files(f"{Path(name).with_suffix('')}-reconstructed" for name in files.names)
     for number, (path, name) in enumerate(zip(files.paths, names, strict=True), 1):
         try:
-            pixels = cropped_to_multiple(to_rgb(path), tokenizer.factor, str(path))
+            original = to_tensor(to_rgb(path))[None]
         except BrokenImage as error:
             broken[error.name] = error.reason
             _log.warning("broken image no. %d: %s", len(broken), error)
         else:
-            original = to_tensor(pixels)[None].to(tokenizer.device)
-            reconstruction = tokenizer.decode(tokenizer.encode(original)).to(original.dtype)
-            write_file(Path(out, name), to_png(torch.cat([original, reconstruction], dim=3)[0]))
+            height, width = original.shape[2:]
+            padded = padded_to_multiple(original, tokenizer.factor).to(tokenizer.device)
+            decoded = tokenizer.decode(tokenizer.encode(padded))[..., :height, :width]
+            reconstruction = decoded.to("cpu", original.dtype)
+            write_file(Path(out, name), to_png(original[0], reconstruction[0]))
             done.append(ReconstructedImage(path, Path(out, name), psnr(original, reconstruction).item()))
         on_progress(number, len(files))
     if not done:

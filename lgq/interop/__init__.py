@@ -1,5 +1,5 @@
 """Tokens, data sets and trained models of other libraries, in and out."""
 
-from lgq.interop.vector_quantize_pytorch import from_vector_quantize_pytorch
+from lgq.interop.peer import from_vector_quantize_pytorch
 
 __all__ = ["from_vector_quantize_pytorch"]

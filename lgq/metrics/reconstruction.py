@@ -40,7 +40,7 @@ def l1(images: Images, reconstructions: Images) -> Float[Tensor, " b"]:
 
 def _unit(images: Images) -> Images:
     """Map [-1, 1] to [0, 1]; values outside are not visible, and are clamped."""
-    return (images.float().clamp(-1, 1) + 1) / 2
+    return images.float().clamp(-1, 1).add_(1).div_(2)  # in place: images may be large
 
 
 @dataclass

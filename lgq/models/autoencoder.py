@@ -8,12 +8,17 @@ only in the settings:
     Backbone(widths=(32, 64, 96), blocks=1, groups=8)          # f = 4, 0.87 M parameters in all
     Backbone(widths=(32, 64, 96, 128), blocks=1, groups=8)     # f = 8, 1.92 M parameters in all
 
+With `norm="layer"` and no attention, networks are local: a pixel or a token depends only on what lies within
+`reach` tokens of it, so that large images can be computed in parts.
+
 Every layer keeps the memory format of its input. For channels-last, which is often faster, call
 `.to(memory_format=torch.channels_last)` once on the module and on the images.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +26,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lgq.checks import require_at_least, require_at_most, require_images
+from lgq.checks import require_at_least, require_at_most, require_images, require_one_of
 from lgq.errors import LGQError
 
-MAX_BLOCKS, MAX_LEVELS = 1_000, 16  # so that no settings file can ask for an endless network
+Norm = Literal["group", "layer"]
+
+# So that no settings file can ask for an endless network.
+MAX_BLOCKS, MAX_LEVELS, _MAX_PATCH = 1_000, 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,23 +41,32 @@ class Backbone:
 
     widths: tuple[int, ...] = (128, 256, 256, 256, 256)
     """Channels at each resolution, from the image's own on; each further entry halves the resolution."""
+    patch: int = 1
+    """Side of the square of pixels that the first layer joins and the last one parts; above 1, no layer runs
+    at the full resolution of the image, where features cost the most."""
     blocks: int = 2
     """Number of residual blocks at each resolution."""
     attention_heads: int = 4
     """Number of heads of the self-attention at the lowest resolution; 0 for no attention."""
     groups: int = 32
-    """Number of groups of each GroupNorm in blocks and attention. With two or more channels per group, even
-    an image of f x f pixels varies within its groups."""
+    """Number of groups of each GroupNorm in blocks and attention; `norm` layer has none. With two or more
+    channels per group, even an image of f x f pixels varies within its groups."""
     latent_channels: int = 64
     """Number of channels of a latent vector: the `dim` of the quantizer."""
     latent_groups: int = 8
-    """Number of groups of the GroupNorm at the end of the encoder."""
+    """Number of groups of the GroupNorm at the end of the encoder; `norm` layer has none."""
+    norm: Norm = "group"
+    """Normalization: `group`, a GroupNorm over the whole image, or `layer`, over the channels of each
+    position, with which every part of an image can be computed by itself."""
     checkpointing: bool = False
     """Whether training recomputes branches in the backward pass: less memory, about a third more work."""
 
     def __post_init__(self) -> None:
         require_at_least(1, blocks=self.blocks)
         require_at_most(MAX_BLOCKS, blocks=self.blocks)
+        require_at_least(1, patch=self.patch)
+        require_at_most(_MAX_PATCH, patch=self.patch)
+        require_one_of(get_args(Norm), norm=self.norm)
         if len(self.widths) > MAX_LEVELS:
             raise LGQError(f"`widths` must be at most {MAX_LEVELS} numbers, got {len(self.widths)}.")
         require_divides("`groups`", self.groups, "`widths`", self.widths)
@@ -61,7 +78,23 @@ class Backbone:
     @property
     def factor(self) -> int:
         """Side, in pixels, of the patch that becomes one latent: f in the paper."""
-        return int(2 ** (len(self.widths) - 1))
+        return int(self.patch * 2 ** (len(self.widths) - 1))
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens on each side of its own on which a pixel depends in the decoder, and in whose patches the
+        pixels lie on which a token depends in the encoder; None if it is the whole image."""
+        if self.norm == "group" or self.attention_heads:
+            return None
+        sides = [self.patch * 2**level for level in range(len(self.widths))]  # of a position, in pixels
+        blocks = 2 * self.blocks * sum(sides)
+        return math.ceil((self.patch + blocks + sum(sides[:-1])) / self.factor)
+
+    @property
+    def values_per_pixel(self) -> float:
+        """Values per pixel where they are most: the colours of the image, or features of a resolution."""
+        sides = (self.patch * 2**level for level in range(len(self.widths)))
+        return max(3, *(width / side**2 for width, side in zip(self.widths, sides, strict=True)))
 
     def networks(self) -> tuple["Encoder", "Decoder"]:
         """Build an encoder and its decoder."""
@@ -74,19 +107,25 @@ class Encoder(nn.Module):
     def __init__(self, backbone: Backbone):
         super().__init__()
         self.factor, self.latent_channels = backbone.factor, backbone.latent_channels
-        self.stem = nn.Conv2d(3, backbone.widths[0], 3, padding=1)
+        self.patch = backbone.patch
+        self.stem = nn.Conv2d(3 * self.patch**2, backbone.widths[0], 3, padding=1)
         self.levels = nn.Sequential(*(_down(backbone, *widths) for widths in pairwise(backbone.widths)))
         self.bottleneck = _bottleneck(backbone)
         self.to_latent = nn.Conv2d(backbone.widths[-1], backbone.latent_channels, 1)
-        self.norm = nn.GroupNorm(backbone.latent_groups, backbone.latent_channels)
+        self.norm = _norm(backbone, backbone.latent_groups, backbone.latent_channels)
 
     def forward(
         self, images: Float[Tensor, "b 3 h w"]
     ) -> Float[Tensor, "b {self.latent_channels} h//{self.factor} w//{self.factor}"]:
-        require_divisible_images(images, self.factor)
-        features = self.bottleneck(self.levels(self.stem(images)))
+        self.require_fitting(images)
+        patches = images if self.patch == 1 else F.pixel_unshuffle(images, self.patch)
+        features = self.bottleneck(self.levels(self.stem(patches)))
         latents: Tensor = self.norm(self.to_latent(features))
         return latents
+
+    def require_fitting(self, images: Tensor) -> None:
+        """Refuse what is no batch of images, and sizes that `factor` does not divide."""
+        require_divisible_images(images, self.factor)
 
 
 class Decoder(nn.Module):
@@ -98,15 +137,16 @@ class Decoder(nn.Module):
         self.from_latent = nn.Conv2d(backbone.latent_channels, backbone.widths[-1], 1)
         self.bottleneck = _bottleneck(backbone)
         self.levels = nn.Sequential(*(_up(backbone, *widths) for widths in pairwise(backbone.widths[::-1])))
-        self.to_image = nn.Conv2d(backbone.widths[0], 3, 3, padding=1)
+        self.patch = backbone.patch
+        self.to_image = nn.Conv2d(backbone.widths[0], 3 * self.patch**2, 3, padding=1)
 
     def forward(
         self, latents: Float[Tensor, "b {self.latent_channels} h w"]
     ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
         require_latents(latents, self.latent_channels)
         features = self.levels(self.bottleneck(self.from_latent(latents)))
-        images: Tensor = self.to_image(features)
-        return images
+        patches: Tensor = self.to_image(features)
+        return patches if self.patch == 1 else F.pixel_shuffle(patches, self.patch)
 
 
 def require_divisible_images(images: Tensor, factor: int) -> None:
@@ -149,13 +189,22 @@ class Skip(nn.Module):
         return kept + change  # x first: the sum takes the memory format of its first term
 
 
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of each position (as in ConvNeXt, Liu et al. 2022)."""
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        # Channels-last is the layout that LayerNorm works in, so nothing is copied there.
+        normalized = super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        return normalized.contiguous() if x.is_contiguous() else normalized
+
+
 class SelfAttention(nn.Module):
     """Self-attention of every position to every position; a branch for `Skip`."""
 
-    def __init__(self, width: int, *, heads: int, groups: int, eps: float = 1e-5):
+    def __init__(self, width: int, *, heads: int, norm: nn.Module):
         super().__init__()
         self.heads = heads
-        self.norm = nn.GroupNorm(groups, width, eps=eps)
+        self.norm = norm
         self.query_key_value = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -184,17 +233,22 @@ def _bottleneck(backbone: Backbone) -> nn.Sequential:
     width, heads = backbone.widths[-1], backbone.attention_heads
     layers = _blocks(backbone, width)
     if heads:
-        attention = SelfAttention(width, heads=heads, groups=backbone.groups)
+        attention = SelfAttention(width, heads=heads, norm=_norm(backbone, backbone.groups, width))
         layers.append(Skip(attention, checkpointing=backbone.checkpointing))
     return nn.Sequential(*layers)
 
 
 def _blocks(backbone: Backbone, width: int) -> list[nn.Module]:
     def norm_silu_conv() -> tuple[nn.Module, ...]:
-        return nn.GroupNorm(backbone.groups, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)
+        norm = _norm(backbone, backbone.groups, width)
+        return norm, nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)
 
     branches = (nn.Sequential(*norm_silu_conv(), *norm_silu_conv()) for _ in range(backbone.blocks))
     return [Skip(branch, checkpointing=backbone.checkpointing) for branch in branches]
+
+
+def _norm(backbone: Backbone, groups: int, width: int) -> nn.Module:
+    return nn.GroupNorm(groups, width) if backbone.norm == "group" else ChannelNorm(width)
 
 
 def require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:

@@ -69,6 +69,16 @@ class VQGANBackbone:
         """Side, in pixels, of the patch that becomes one latent."""
         return int(2 ** (len(self.widths) - 1))
 
+    @property
+    def reach(self) -> int | None:
+        """None, as in `Backbone`: each normalisation sees the whole image, so none is computed in tiles."""
+        return None
+
+    @property
+    def values_per_pixel(self) -> float:
+        """Values per pixel where they are most: the colours of the image, or features of a resolution."""
+        return max(3, *(width / 4**level for level, width in enumerate(self.widths)))
+
     def networks(self) -> tuple["VQGANEncoder", "VQGANDecoder"]:
         """Build an encoder and its decoder."""
         return VQGANEncoder(self), VQGANDecoder(self)
@@ -102,10 +112,14 @@ class VQGANEncoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "b 3 h w"]
     ) -> Float[Tensor, "b {self.latent_channels} h//{self.factor} w//{self.factor}"]:
-        require_divisible_images(images, self.factor)
+        self.require_fitting(images)
         features = self.norm(self.middle(self.levels(self.stem(images))))
         latents: Tensor = self.to_latent(self.to_features(F.silu(features)))
         return latents
+
+    def require_fitting(self, images: Tensor) -> None:
+        """Refuse what is no batch of images, and sizes that `factor` does not divide."""
+        require_divisible_images(images, self.factor)
 
 
 class VQGANDecoder(nn.Module):
@@ -215,5 +229,5 @@ def _block(backbone: VQGANBackbone, width: int, out_width: int) -> Skip:
 
 
 def _attention(backbone: VQGANBackbone, width: int) -> Skip:
-    attention = SelfAttention(width, heads=1, groups=backbone.groups, eps=_EPS)
+    attention = SelfAttention(width, heads=1, norm=nn.GroupNorm(backbone.groups, width, eps=_EPS))
     return Skip(attention, checkpointing=backbone.checkpointing)

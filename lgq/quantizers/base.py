@@ -119,9 +119,8 @@ class Quantizer(nn.Module, ABC):
         codes, indices, loss = result = self.quantize_vectors(self.project_in(z))
         return Quantized(self.project_out(codes), indices, loss, result.terms)
 
-    @torch.no_grad()
     def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
-        """Call `select` behind the projection of `codebook_dim`."""
+        """Call `select`, which has no gradients, behind the projection of `codebook_dim`."""
         return self.select(z if self.codebook_dim is None else self.project_in(z))
 
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -241,7 +240,7 @@ class Quantizer(nn.Module, ABC):
         codes = self.lookup(indices.clamp_min(0))
         if self.codebook_dim is not None:
             codes = self.project_out(codes)
-        return torch.where(indices[:, None] < 0, torch.zeros_like(codes), codes)
+        return codes.masked_fill(indices[:, None] < 0, 0)
 
     def indices_to_codes(self, indices: Integer[Tensor, "*indices"]) -> Float[Tensor, "*shape"]:
         """Call `decode`, by its name in vector-quantize-pytorch."""

@@ -55,6 +55,7 @@ class BSQ(Quantizer):
         require_above_zero(inverse_temperature=inverse_temperature)
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature, self.groups = inverse_temperature, groups
+        self._side = bits**-0.5  # absolute value of each channel of a code, so that codes have unit norm
         self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
         self.project_in = Projection(dim, bits, seed=2 * self.seed)
         self.project_out = Projection(bits, dim, seed=2 * self.seed + 1)
@@ -105,11 +106,6 @@ class BSQ(Quantizer):
         self.seed = seed
         self.project_in.reset_parameters(2 * seed)
         self.project_out.reset_parameters(2 * seed + 1)
-
-    @property
-    def _side(self) -> float:
-        """Absolute value of each channel of a code, so that codes have unit norm."""
-        return float(len(self.powers) ** -0.5)
 
     def _index(self, signs: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
         return ((signs > 0) * self.powers).sum(1)

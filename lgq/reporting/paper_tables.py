@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from lgq.experiments.results_directory import Plan
@@ -163,6 +164,12 @@ def describe_bias(runs: Iterable[RunRecord], column: Column) -> str:
     counts = [count for run in runs if isinstance(count := BASES[column.on].count(run), int)]
     few = column.metric.split(".")[-1] in _FRECHET and counts and min(counts) < _LEAST_FRECHET_IMAGES
     return f"{column.title} is biased below {_LEAST_FRECHET_IMAGES:,} images" if few else ""
+
+
+def describe_resampling(runs: Iterable[RunRecord], column: Column) -> str:
+    """How much a distance of features varies with the choice of the images; empty where it is unknown."""
+    stds = [value for run in runs if (value := run.value(f"bootstrap_std.{column.metric}")) is not None]
+    return f"{column.title} ± {column.write(median(stds))} over resamples of the images" if stds else ""
 
 
 @cache
@@ -332,6 +339,7 @@ def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence
         if basis := describe_basis(measured or runs, column.on):
             by_basis.setdefault(basis, []).append(column.title)
         warnings += [bias] if (bias := describe_bias(measured, column)) else []
+        warnings += [spread] if (spread := describe_resampling(measured, column)) else []
     parts = [shared] if (shared := describe_settings(runs)) else []
     parts += [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
     if len(by_basis) == 1:

@@ -100,6 +100,7 @@ def picture(results: ResultSet) -> bytes:
         axes.set_xlabel(panel.label)
         if not any(lines.values()):
             axes.annotate("not run yet", (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
+            axes.set(xticks=[], yticks=[])
             continue
         for name, points in lines.items():
             look = styles[name]

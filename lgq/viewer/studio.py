@@ -150,6 +150,11 @@ class Studio:
         if generator is not None and not self.models:
             self.models = [Model("the generator's tokenizer", generator.tokenizer)]
         for model in self.models:
+            if model.tokenizer.scales:
+                raise LGQError(
+                    f"{model.name} has tokens of several scales, and the page shows those with one grid: "
+                    "name another one."
+                )
             # Faster on most processors.
             model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._multiple = math.lcm(*(model.tokenizer.factor for model in self.models))

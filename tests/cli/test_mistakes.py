@@ -91,7 +91,7 @@ MISTAKES = [
     ("gone.png does not exist: name image files or folders.", "reconstruct run gone.png"),
     ("none of 1 images can be read", "reconstruct run file"),
     ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
-    ("name a run directory, one that save_pretrained wrote, or", "reconstruct gone photo.png"),
+    ("one that save_pretrained wrote, photo-f8 or owner", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
     *(

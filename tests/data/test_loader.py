@@ -20,7 +20,7 @@ from PIL import Image
 from lgq.data.images import DataError, EncodedImage, StoredImage
 from lgq.data.loader import ImageLoader, LoaderSettings, _candidates, _Reader, epoch_order
 from lgq.data.photographs import SampleDataset
-from lgq.data.transforms import RandomCrop, random_crop, render
+from lgq.data.transforms import RandomCrop, random_crop, render, to_tensor
 
 TEN = list(range(10))
 SMALL = LoaderSettings(image_size=8, batch_size=4)
@@ -120,8 +120,21 @@ def test_the_augmentation_belongs_to_seed_epoch_and_index():
         for place, index in enumerate(batch.indices.tolist()):
             epoch = (batch.position - 4 + place) // 6
             stored = StoredImage(dataset[index].data, "a")
-            cut = random_crop(stored.size, crop, seed=5, epoch=epoch, index=index)
+            cut = random_crop(stored.size, crop, side=8, seed=5, epoch=epoch, index=index)
             assert torch.equal(batch.images[place], render(stored, cut, 8))
+
+
+def test_at_their_own_resolution_images_are_cut_in_training_and_in_validation():
+    dataset, cut = Memory(4), RandomCrop(own_resolution=True, flip=0)
+    loader = ImageLoader(dataset, replace(SMALL, crop=cut))
+    (batch,) = loader.one_pass()
+    for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+        pixels = np.asarray(Image.open(io.BytesIO(dataset.files[index])))  # 10 x 12
+        assert torch.equal(image, to_tensor(Image.fromarray(pixels[1:9, 2:10])))
+    for image, index in zip(*next(iter(loader.stream()))[:3:2], strict=True):
+        whole = to_tensor(Image.open(io.BytesIO(dataset.files[index])))
+        squares = whole.unfold(1, 8, 1).unfold(2, 8, 1).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        assert any(torch.equal(image, square) for square in squares)
 
 
 def test_a_batch_tells_labels_names_and_indices():

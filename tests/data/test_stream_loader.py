@@ -65,7 +65,7 @@ def test_the_augmentation_belongs_to_seed_epoch_and_image(data):
     seen = [item for batch in batches for item in zip(batch.images, batch.indices, batch.labels, strict=True)]
     for place, (image, index, label) in enumerate(seen):
         stored = StoredImage(picture(int(label)), "a")
-        cut = random_crop(stored.size, crop, seed=5, epoch=place // 13, index=int(index))
+        cut = random_crop(stored.size, crop, side=4, seed=5, epoch=place // 13, index=int(index))
         assert torch.equal(image, render(stored, cut, 4))
 
 

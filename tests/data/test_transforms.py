@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lgq.data.images import StoredImage
-from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_crop, render, to_png, to_tensor
+from lgq.data.transforms import (
+    Crop,
+    RandomCrop,
+    centre_crop,
+    padded_to_multiple,
+    random_crop,
+    render,
+    to_png,
+    to_tensor,
+)
 
 DEFAULT = RandomCrop()
 
@@ -26,7 +35,7 @@ def noise(height, width):
 
 
 def crops(size=(80, 60), count=400, settings=DEFAULT, seed=0, epoch=0):
-    return [random_crop(size, settings, seed=seed, epoch=epoch, index=i) for i in range(count)]
+    return [random_crop(size, settings, side=16, seed=seed, epoch=epoch, index=i) for i in range(count)]
 
 
 @given(
@@ -38,7 +47,7 @@ def crops(size=(80, 60), count=400, settings=DEFAULT, seed=0, epoch=0):
 @settings(max_examples=200, deadline=None)
 def test_a_crop_lies_inside_of_its_image(size, area, aspect, index):
     chosen = RandomCrop(smallest_area=area, widest_aspect=aspect)
-    crop = random_crop(size, chosen, seed=0, epoch=0, index=index)
+    crop = random_crop(size, chosen, side=16, seed=0, epoch=0, index=index)
     assert 0 <= crop.left < crop.left + crop.width <= size[0]
     assert 0 <= crop.top < crop.top + crop.height <= size[1]
 
@@ -52,6 +61,23 @@ def test_crops_keep_to_the_settings():
     assert 1 / 1.52 < aspects.min() < 0.72
     assert 1.4 < aspects.max() < 1.52
     assert abs(np.log(aspects).mean()) < 0.05
+
+
+@given(st.tuples(st.integers(1, 60), st.integers(1, 60)), st.integers(1, 40), st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_a_crop_at_the_images_own_resolution_is_a_square_of_the_output_inside_of_it(size, side, index):
+    chosen = RandomCrop(own_resolution=True)
+    crop = random_crop(size, chosen, side=side, seed=0, epoch=0, index=index)
+    assert crop.width == crop.height == min(*size, side)
+    assert 0 <= crop.left <= size[0] - crop.width
+    assert 0 <= crop.top <= size[1] - crop.height
+
+
+def test_crops_at_the_images_own_resolution_reach_every_place():
+    chosen = crops(size=(18, 17), settings=RandomCrop(own_resolution=True))
+    assert {crop.left for crop in chosen} == {0, 1, 2}
+    assert {crop.top for crop in chosen} == {0, 1}
+    assert {crop.flip for crop in chosen} == {False, True}
 
 
 def test_crops_are_mirrored_and_red_and_blue_exchanged_as_often_as_asked():
@@ -74,7 +100,7 @@ def test_seed_epoch_and_index_each_change_the_crop():
     ("size", "expected"), [((90, 30), (40, 30)), ((30, 90), (30, 40)), ((1, 500), (1, 1))]
 )
 def test_images_too_long_for_any_crop_are_cut_in_the_middle(size, expected):
-    crop = random_crop(size, RandomCrop(smallest_area=1), seed=0, epoch=0, index=0)
+    crop = random_crop(size, RandomCrop(smallest_area=1), side=16, seed=0, epoch=0, index=0)
     assert (crop.width, crop.height) == expected
     assert crop.left == (size[0] - crop.width) // 2
     assert crop.top == (size[1] - crop.height) // 2
@@ -85,6 +111,27 @@ def test_images_too_long_for_any_crop_are_cut_in_the_middle(size, expected):
 )
 def test_a_centre_crop_is_the_largest_square_in_the_middle(size, box):
     assert centre_crop(size) == Crop(*box, flip=False)
+
+
+def test_a_centre_crop_may_be_bounded():
+    assert centre_crop((9, 5), most=3) == Crop(3, 1, 3, 3)
+    assert centre_crop((9, 5), most=6) == centre_crop((9, 5))
+
+
+def test_padding_repeats_the_last_row_and_column_up_to_a_multiple():
+    images = torch.randn(1, 3, 5, 8)
+    padded = padded_to_multiple(images, 4)
+    assert padded.shape == (1, 3, 8, 8)
+    assert torch.equal(padded[:, :, :5], images)
+    assert torch.equal(padded[:, :, 5:], images[:, :, 4:].expand(-1, -1, 3, -1))
+    assert padded_to_multiple(padded, 4) is padded
+
+
+def test_images_stand_side_by_side_in_one_picture():
+    left, right = torch.rand(3, 4, 5) * 2 - 1, torch.rand(3, 4, 2) * 2 - 1
+    both = np.asarray(Image.open(BytesIO(to_png(left, right))))
+    assert np.array_equal(both[:, :5], Image.open(BytesIO(to_png(left))))
+    assert np.array_equal(both[:, 5:], Image.open(BytesIO(to_png(right))))
 
 
 def test_a_crop_of_the_final_size_keeps_its_pixels():

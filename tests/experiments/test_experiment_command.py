@@ -53,7 +53,7 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
     before = sorted((out / "one").rglob("*"))
     run("comparison", images, out / "one", "--dry-run", "--steps", "2", "--seeds", "2", "--shard", "0/2")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "1 of 7 rows are finished; training the others takes about" in printed
+    assert "1 of 9 rows are finished; training the others takes about" in printed
     assert re.search(r"FSQ, seed 0 finished 2 8,949 -", printed)
     assert re.search(r"LGQ, seed 0 to do 2 [89],[0-9]{3} 0\.\d min", printed)
     assert sorted((out / "one").rglob("*")) == before

@@ -13,9 +13,9 @@ from tiny_experiments import SMOKE, sources_of
 from token_sets import write_tokens
 
 from lgq.errors import LGQError
+from lgq.experiments.option_search import choose_options
 from lgq.experiments.plan import plan_rows, run_id
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.search import choose_options
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import (
     SCALES,

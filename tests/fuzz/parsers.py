@@ -124,7 +124,7 @@ def image(folder: Path) -> Prepared:
         assert 0 < pixels.shape[0] * pixels.shape[1] <= PIXEL_LIMIT
         stored = StoredImage(data, "a.png")
         assert stored.size == (pixels.shape[1], pixels.shape[0])
-        crop = random_crop(stored.size, RandomCrop(), seed=0, epoch=0, index=0)
+        crop = random_crop(stored.size, RandomCrop(), side=8, seed=0, epoch=0, index=0)
         assert render(stored, crop, 8).abs().max() <= 1
 
     return Prepared(seeds.images(), read)

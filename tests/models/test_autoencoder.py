@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from image_networks import TINY, Autoencoder, gradients, kept_bytes
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lgq.models.autoencoder import Backbone, Decoder, Encoder, SelfAttention
+from lgq.models.autoencoder import Backbone, ChannelNorm, Decoder, Encoder, SelfAttention
 
 
 def parameters(backbone: Backbone) -> tuple[int, int]:
@@ -46,8 +48,75 @@ def test_latents_start_normalised_within_each_group():
     torch.testing.assert_close(groups.std(-1, correction=0), torch.ones(2, 2), atol=1e-3, rtol=0)
 
 
+LOCAL = replace(TINY, attention_heads=0, norm="layer")
+LOCAL_BACKBONES = [
+    LOCAL,
+    replace(LOCAL, patch=2, widths=(8, 16)),
+    replace(LOCAL, patch=3, widths=(8,)),
+    replace(LOCAL, patch=4, widths=(8, 16), blocks=2),
+]
+
+
+def test_a_patch_joins_pixels_at_the_first_layer_and_parts_them_at_the_last():
+    backbone = replace(TINY, patch=3)
+    assert backbone.factor == 12
+    network, images = Autoencoder(backbone), torch.randn(2, 3, 24, 36)
+    seen = []
+    network.encoder.stem.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    assert network(images).shape == images.shape
+    assert torch.equal(seen[0], F.pixel_unshuffle(images, 3))
+    assert network.encoder(images).shape == (2, 8, 2, 3)
+
+
+def test_layer_normalization_is_over_the_channels_of_each_position():
+    norm, x = ChannelNorm(6), torch.randn(2, 6, 3, 5) * 4 + 1
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    mean, variance = x.mean(1, keepdim=True), x.var(1, keepdim=True, correction=0)
+    expected = (x - mean) / (variance + norm.eps).sqrt() * norm.weight[:, None, None]
+    torch.testing.assert_close(norm(x), expected + norm.bias[:, None, None])
+    assert norm(x).is_contiguous()
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert norm(last).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(norm(last), norm(x))
+    modules = Autoencoder(LOCAL).modules()
+    assert not any(isinstance(module, nn.GroupNorm) for module in modules)
+
+
+@pytest.mark.parametrize("backbone", LOCAL_BACKBONES)
+@torch.no_grad()
+def test_local_networks_see_as_far_as_their_reach_and_no_farther(backbone):
+    network, f, reach = Autoencoder(backbone).eval(), backbone.factor, backbone.reach
+    assert reach is not None
+    side, place = 2 * reach + 5, reach + 2  # so that a change would show beyond the reach
+    codes = torch.randn(1, 8, side, side)
+    changed = codes.clone()
+    changed[:, :, place, place] += 1
+    difference = (network.decoder(codes) - network.decoder(changed)).abs().amax((0, 1))
+    rows = difference.amax(1).nonzero().flatten()
+    assert place - reach <= rows.min() // f < place - reach + 1
+    assert place + reach - 1 < rows.max() // f <= place + reach
+    images = torch.randn(1, 3, side * f, side * f)
+    changed = images.clone()
+    changed[:, :, place * f : (place + 1) * f, place * f : (place + 1) * f] += 1
+    difference = (network.encoder(images) - network.encoder(changed)).abs().amax((0, 1))
+    columns = difference.amax(0).nonzero().flatten()
+    assert (columns.min(), columns.max()) == (place - reach, place + reach)
+
+
+@pytest.mark.parametrize("change", [{"norm": "group"}, {"attention_heads": 2}])
+def test_networks_that_see_the_whole_image_have_no_reach(change):
+    assert replace(LOCAL, **change).reach is None
+
+
+def test_the_features_of_a_pixel_are_counted_where_they_are_most():
+    assert replace(LOCAL, widths=(8, 16, 16)).values_per_pixel == 8
+    assert replace(LOCAL, patch=2, widths=(8, 64)).values_per_pixel == 4
+    assert replace(LOCAL, patch=4, widths=(8, 16)).values_per_pixel == 3
+
+
 def test_attention_equals_the_plain_formula():
-    attention, x = SelfAttention(16, heads=2, groups=4), torch.randn(2, 16, 3, 5)
+    attention, x = SelfAttention(16, heads=2, norm=nn.GroupNorm(4, 16)), torch.randn(2, 16, 3, 5)
     tokens = attention.norm(x).reshape(2, 16, 15).transpose(1, 2)
     query, key, value = attention.query_key_value(tokens).chunk(3, dim=-1)
     mixed = []
@@ -76,6 +145,9 @@ def test_checkpointing_gives_identical_gradients_and_keeps_less_in_training_only
         ({"widths": (8, 18)}, "`groups` must divide `widths`, got 4 and .*18 is no multiple"),
         ({"groups": 0}, "`groups` must be at least 1, got 0"),
         ({"blocks": 0}, "`blocks` must be at least 1, got 0"),
+        ({"patch": 0}, "`patch` must be at least 1, got 0"),
+        ({"patch": 65}, "`patch` must be at most 64, got 65"),
+        ({"norm": "batch"}, "`norm` must be 'group' or 'layer', got 'batch'"),
         (
             {"attention_heads": 3},
             r"`attention_heads` \(0 for none\) must divide the last of `widths`, got 3 and .*16",
@@ -84,6 +156,7 @@ def test_checkpointing_gives_identical_gradients_and_keeps_less_in_training_only
         ({"latent_channels": 7}, "`latent_groups` must divide `latent_channels`, got 2 and .*7"),
     ],
 )
+@pytest.mark.usefixtures("without_shape_checks")
 def test_contradictory_settings_raise_an_error(change, message):
     with pytest.raises(ValueError, match=message):
         replace(TINY, **change)

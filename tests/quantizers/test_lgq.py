@@ -121,10 +121,10 @@ def test_data_init_from_few_latents_makes_distinct_codes():
         ({"tau_end": -1.0}, "`tau_end` must be positive and finite, got -1.0"),
         ({"peak_weight": -0.1}, "`peak_weight` must be at least 0, got -0.1"),
         ({"latent_weight": float("nan")}, "`latent_weight` must be at least 0, got nan"),
-        ({"score": "cosine"}, "`score` must be 'l2' or 'dot', got 'cosine'"),
+        ({"score": "sine"}, "`score` must be 'l2' or 'dot' or 'cosine', got 'sine'"),
         ({"tau_shape": "step"}, "`tau_shape` must be 'linear' or 'cosine' or 'constant', got 'step'"),
         ({"diversity_scale": "k"}, "`diversity_scale` must be 'codes' or 'tokens', got 'k'"),
-        ({"init": "zeros"}, "`init` must be 'normal' or 'data', got 'zeros'"),
+        ({"init": "zeros"}, "`init` must be 'normal' or 'data' or 'kmeans', got 'zeros'"),
     ],
 )
 def test_bad_settings_raise_an_error(options, message):
@@ -138,7 +138,7 @@ def test_bad_settings_raise_an_error(options, message):
         ("lqg", {}, "unknown quantizer 'lqg': did you mean 'lgq'?"),
         ("zzz", {}, "Registered are lgq, ibq, vq, rotvq, fsq, lfq, simvq"),
         ("lgq", {"peak_wieght": 1.0}, "unknown lgq option 'peak_wieght': did you mean 'peak_weight'?"),
-        ("fsq", {"decay": 0.9}, "unknown fsq option 'decay': choose from channel_dim, levels, seed"),
+        ("fsq", {"decay": 0.9}, "unknown fsq option 'decay': choose from channel_dim, levels, bound, seed"),
     ],
 )  # fmt: skip
 def test_errors_about_unknown_names_list_the_known_ones(name, options, message):

@@ -74,7 +74,7 @@ def test_every_prefix_of_scales_decodes_and_all_of_them_to_the_output(axes):
         assert [grid.shape[1:] for grid in q.grids(prefix)] == [(side,) * axes for side in SIZES[:scales]]
         assert q.decode(prefix).shape == z.shape
     only_first = q.decode(tokens[:, :1])
-    expected = q._enlarge(q.quantizer.decode(tokens[:, 0]), 0, (1,) * axes, z)
+    expected = q._enlarge(q.quantizer.decode(tokens[:, 0]), 0, (1,) * axes, (5,) * axes)
     torch.testing.assert_close(only_first, expected)
 
 

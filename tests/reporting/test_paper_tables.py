@@ -56,7 +56,7 @@ def test_every_row_of_the_paper_is_a_run_that_its_experiment_asks_for(label):
     runs = [run.id for row in shown.rows for run, _ in (row.ours[0].sources if row.ours else ())]
     assert len(runs) == len(set(runs))
     only_ours = {row.name for row in shown.rows} - names
-    assert only_ours == ({"VQ"} if table is COMPARISON else set())
+    assert only_ours == ({"VQ", "BSQ", "DiVeQ"} if table is COMPARISON else set())
 
 
 def test_a_paper_figure_is_written_as_it_is_printed():
@@ -314,3 +314,14 @@ def test_a_codebook_that_was_never_full_says_never():
     spec = table_specs()["Section 7.2"]
     shown = build_table(result_set_of({"codebook-size": [row]}), spec)
     assert next(line for line in shown.rows if line.ours).ours[0].mean == "never"
+
+
+def test_a_table_says_how_much_distances_vary_with_the_choice_of_the_images():
+    rows = comparison_rows({"lgq": (22.0, 23.0, 24.0)})
+    rows[0].values = [{"kid": 0.01, "psnr": 20.0}] * 3
+    table = build_table(result_set_of({"comparison": rows}), table_specs()["Table 2"])
+    assert "over resamples" not in table.basis
+    rows[0].extra = {"bootstrap_std": {"kid": 0.002}}
+    table = build_table(result_set_of({"comparison": rows}), table_specs()["Table 2"])
+    assert re.search(r"KID[^;]* ± [\d.]+ over resamples of the images", table.basis)
+    assert "PSNR ±" not in table.basis

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from serving import Served, gradient, png, serve, small_tokenizer
+from serving import SMALL, Served, gradient, png, serve, small_tokenizer
 
 import lgq.viewer.studio as studio_module
 from lgq.data.transforms import to_tensor
+from lgq.tokenizer import Tokenizer
 from lgq.training.run_directory import save_codebook
 from lgq.viewer.code_gallery import gallery_of
 from lgq.viewer.packets import pack, unpack
@@ -257,3 +258,9 @@ def test_lpips_is_measured_where_its_weights_are(served: Served, monkeypatch):
 class Halves(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.full((len(x),), 0.5)
+
+
+def test_a_tokenizer_of_several_scales_is_refused_in_words():
+    tokenizer = Tokenizer(SMALL, "lgq", 32, scales=(1, 2, 4))
+    with pytest.raises(ValueError, match="varied has tokens of several scales"):
+        Studio([Model("varied", tokenizer)])

@@ -164,12 +164,12 @@ class MultiScale(Composition):
         size, _ = self._size_of(_sizes(indices.shape[-1:])[0], size)
         with outside_autocast(indices):
             total = None
-            for i, grid in enumerate(self.grids(indices.reshape(-1, indices.shape[-1]), size)):
+            grids = self.grids(indices.reshape(-1, indices.shape[-1]), size)
+            for i, (grid, shape) in enumerate(zip(grids, self.grid_sizes(size), strict=False)):
                 checked = self.quantizer.checked_indices(grid.flatten())
                 codes = self.quantizer.codes_of(checked)
-                if total is None:
-                    total = codes.new_zeros((grid.shape[0], self.dim, *size))
-                total = total + self._enlarge(codes, i, tuple(grid.shape[1:]), total)
+                part = self._enlarge(codes, i, shape, size)
+                total = part if total is None else total + part
         assert total is not None
         return self._from_grid(total, batch)
 
@@ -184,7 +184,8 @@ class MultiScale(Composition):
         loss, distance = z.new_zeros(()), z.new_zeros(())
         indices: list[Tensor] = []
         terms: dict[str, Tensor] = {}
-        grids = self.grid_sizes(_sizes(z.shape[2:]))
+        size = _sizes(z.shape[2:])
+        grids = self.grid_sizes(size)
         for i, shape in enumerate(grids):
             vectors = _to_vectors(_shrink(rest, shape))
             if learns:
@@ -192,7 +193,7 @@ class MultiScale(Composition):
             else:
                 chosen = self.quantizer.assign(vectors)
                 result = Quantized(self.quantizer.codes_of(chosen), chosen, loss)
-            codes = self._enlarge(result.quantized, i, shape, z)
+            codes = self._enlarge(result.quantized, i, shape, size)
             rest, total, loss = rest - codes, total + codes, loss + result.loss / len(grids)
             if self.latent_weight:
                 step = mse(total, z.detach()) + _COMMITMENT * mse(total.detach(), z)
@@ -204,13 +205,13 @@ class MultiScale(Composition):
         return Quantized(total, torch.cat(indices, 1), loss, terms)
 
     def _enlarge(
-        self, codes: Float[Tensor, "n c"], scale: int, shape: tuple[int, ...], like: Tensor
-    ) -> Tensor:
-        """Return codes of a grid of `shape` in the shape of `like`, enlarged and smoothed."""
-        cells = at_least_float32(codes).reshape(like.shape[0], *shape, self.dim)
+        self, codes: Float[Tensor, "n c"], scale: int, shape: tuple[int, ...], size: tuple[int, ...]
+    ) -> Float[Tensor, "b c ..."]:
+        """Return the codes of a grid of `shape` as one of `size`, enlarged and smoothed."""
+        cells = at_least_float32(codes).reshape(-1, *shape, self.dim)
         grid = cells.movedim(cells.ndim - 1, 1)
-        for i, (source, target) in enumerate(zip(shape, _sizes(like.shape[2:]), strict=True)):
-            grid = _along(grid, i + 2, _bicubic(source, target, like))
+        for i, (source, target) in enumerate(zip(shape, size, strict=True)):
+            grid = _along(grid, i + 2, _bicubic(source, target, grid))
         if not self.smoothing:
             return grid
         smooth = self.smooth[_shared_part(scale, len(self.sizes), len(self.smooth))]

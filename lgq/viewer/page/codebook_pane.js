@@ -3,14 +3,13 @@
 import { getPacket, isSaved, withProgress } from "./api.js";
 import { app, distancesTo } from "./app.js";
 import { usageChart } from "./charts.js";
-import { announce, canvasOf, make, number, style } from "./elements.js";
+import { announce, canvasOf, make, number, shade, style } from "./elements.js";
 import { figure, sameCode, source } from "./image_pane.js";
 import { Viewport, Zoom } from "./viewport.js";
 
 const PLANE = 1000; // side of the map, in its own units
 const CELLS = 80; // steps of the cursor across the map
 const DEAD = "#d55e00";
-const SHADES = [[165, 213, 242], [0, 114, 178], [0, 52, 84]];
 
 const select = (label, options) => make("label", { text: `${label} ` }, make("select", {}, ...Object.entries(options).map(([value, text]) => make("option", { value, text }))));
 
@@ -197,12 +196,6 @@ export function codebookPane(section) {
     return codes;
   }
 
-  function shade(share) {
-    const x = 2 * Math.min(1, Math.max(0, share));
-    const [a, b] = x < 1 ? [SHADES[0], SHADES[1]] : [SHADES[1], SHADES[2]];
-    return `rgb(${a.map((value, i) => Math.round(value + (x % 1 || Number(x === 2)) * (b[i] - value))).join(" ")})`;
-  }
-
   function drawPlane(context) {
     if (!plane || !app.codebook?.counts) return;
     const { size } = app.codebook;
@@ -229,7 +222,7 @@ export function codebookPane(section) {
         context.stroke();
         continue;
       }
-      context.fillStyle = shade(value(code));
+      context.fillStyle = `rgb(${shade(value(code)).join(" ")})`;
       context.beginPath();
       context.arc(x, y, radius, 0, 7);
       context.fill();

@@ -7,7 +7,7 @@ import { figure, numbersOf, sameCode, source } from "./image_pane.js";
 import { Viewport, Zoom } from "./viewport.js";
 
 const TOOLS = {
-  token: ["Token", "t", "Click a token, then one of the nearest codes at the side, or set any number."],
+  token: ["Token", "t", "Click a token, then one of its nearest codes, or set any number."],
   brush: ["Brush", "b", "Drag over tokens: they take the code in the field."],
   pipette: ["Pipette", "p", "Click a token: its code goes into the field."],
   region: ["Region", "r", "Drag a rectangle, or press Enter at one corner and Shift + Enter at the other."],
@@ -331,7 +331,7 @@ export function editPane(section) {
     region = anchor = null;
     const [size, grid] = [[encoding.width, encoding.height], [encoding.rows, encoding.columns]];
     views[0].show(size, grid, [source(() => edit.picture), chosen]);
-    views[1].show(size, grid, [source(() => edit.map), sameCode(tokens), numbersOf(tokens), chosen]);
+    views[1].show(size, grid, [source(() => edit.map), sameCode(tokens, { dim: false }), numbersOf(tokens), chosen]);
     views[2].show(size, grid, [source(() => edit.difference), chosen]);
     time.textContent = "";
     code.max = app.about.codes - 1;

@@ -66,6 +66,20 @@ export function codeColour(code) {
   return [f(0), f(8), f(4)];
 }
 
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+const SHADES = {
+  false: [[165, 213, 242], [0, 114, 178], [0, 52, 84]],
+  true: [[38, 62, 88], [82, 154, 255], [222, 237, 255]],
+};
+
+/** Colour of a share between 0 and 1: the more, the further from the background. */
+export function shade(share) {
+  const x = 2 * Math.min(1, Math.max(0, share));
+  const [low, middle, high] = SHADES[DARK.matches];
+  const [a, b, t] = x <= 1 ? [low, middle, x] : [middle, high, x - 1];
+  return a.map((value, i) => Math.round(value + t * (b[i] - value)));
+}
+
 export function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

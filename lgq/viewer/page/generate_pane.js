@@ -2,7 +2,7 @@
 
 import { getPacket, postSteps, withProgress } from "./api.js";
 import { app, encodingOf, mapOf } from "./app.js";
-import { announce, canvasOf, make, number, style } from "./elements.js";
+import { announce, canvasOf, make, number, shade, style } from "./elements.js";
 import { figure, source } from "./image_pane.js";
 import { Viewport, Zoom } from "./viewport.js";
 
@@ -74,11 +74,6 @@ export function generatePane(section) {
     painted.forEach((on, i) => on && context.fillRect((i % columns) * width, Math.floor(i / columns) * height, width, height));
   }
 
-  function colour(probability) {
-    const [a, b] = probability < 0.5 ? [[165, 213, 242], [0, 114, 178]] : [[0, 114, 178], [0, 52, 84]];
-    return a.map((value, i) => value + ((2 * probability) % 1 || Number(probability === 1)) * (b[i] - value));
-  }
-
   function tell(cell) {
     const shown = now();
     if (!shown || !cell) return;
@@ -114,7 +109,7 @@ export function generatePane(section) {
       if (given) fresh.push({ row: Math.floor(i / columns), column: i % columns });
       return given || before?.probabilities[i] || 0;
     });
-    drawn.push({ ...meta, codes, open, fresh, probabilities: sum, picture: canvasOf(pixels, ...size), map: mapOf(rows, columns, (i) => (open[i] ? [128, 128, 128] : colour(sum[i]))) });
+    drawn.push({ ...meta, codes, open, fresh, probabilities: sum, picture: canvasOf(pixels, ...size), map: mapOf(rows, columns, (i) => (open[i] ? [128, 128, 128] : shade(sum[i]))) });
     Object.assign(slider, { max: drawn.length - 1, value: drawn.length - 1, disabled: drawn.length < 2 });
     refresh();
   }

@@ -50,8 +50,8 @@ export function numbersOf(tokens) {
   };
 }
 
-/** Everything but the places of the codes that are looked at is dimmed, and those are outlined. */
-export function sameCode(tokens) {
+/** Outline the places of the codes that are looked at, and dim everything else. */
+export function sameCode(tokens, { dim = true } = {}) {
   return (context, view) => {
     if (!app.encoding || !tokens()) return;
     const cell = app.cell ?? app.kept;
@@ -63,13 +63,15 @@ export function sameCode(tokens) {
     for (let i = 0; i < rows * columns; i++) {
       if (codes.has(tokens()[i * stages + app.stage])) cells.push({ row: Math.floor(i / columns), column: i % columns });
     }
-    const [width, height] = view.cellSize;
-    context.beginPath();
-    context.rect(0, 0, ...view.size);
-    for (const { row, column } of cells) context.rect(column * width, row * height, width, height);
-    context.fillStyle = "#0009";
-    context.fill("evenodd");
-    view.outline(cells, style("--accent"), 1);
+    if (dim) {
+      const [width, height] = view.cellSize;
+      context.beginPath();
+      context.rect(0, 0, ...view.size);
+      for (const { row, column } of cells) context.rect(column * width, row * height, width, height);
+      context.fillStyle = "#0006";
+      context.fill("evenodd");
+    }
+    view.outline(cells, style("--accent"), dim ? 1 : 1.5);
   };
 }
 

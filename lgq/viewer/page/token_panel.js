@@ -49,7 +49,7 @@ export function tokenPanel(panel, onNearest) {
   function showNothing() {
     title.textContent = "Tokens";
     const marked = app.codes.size > 1 ? `${number(app.codes.size)} codes are marked. ` : "";
-    where.textContent = `${marked}Point at a token, or move to one with the arrow keys: every place with the same code lights up.`;
+    where.textContent = `${marked}Point at a token, or go to one with the arrow keys: all places of its code light up.`;
     facts.replaceChildren();
     patches.replaceChildren();
     nearest.replaceChildren();
@@ -102,6 +102,7 @@ export function tokenPanel(panel, onNearest) {
       const canvas = make("canvas", { "aria-hidden": "true" });
       drawPatch(canvas, book.means, book.side, other);
       return make("button", {
+        class: book.counts[other] ? null : "dead",
         title: `distance ${number(distances[other], 3)}, ${number(book.counts[other])} tokens`,
         "aria-label": `Code ${other}, distance ${number(distances[other], 3)}`,
         onclick: () => onNearest(other),

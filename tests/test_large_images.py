@@ -1,0 +1,95 @@
+"""Large images are encoded and decoded in tiles, with the result of the whole image and bounded features."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lgq.inference.reconstruct import reconstruct
+from lgq.models.autoencoder import Backbone
+from lgq.tokenizer import Tokenizer
+
+LOCAL = Backbone(
+    patch=2, widths=(4, 8), blocks=1, groups=4, attention_heads=0, latent_channels=4, latent_groups=2,
+    norm="layer",
+)  # fmt: skip
+BYTES = 2**13
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lgq.tokenizer._TILE_BYTES", BYTES)
+
+
+def build(backbone: Backbone = LOCAL, stages: int = 1) -> Tokenizer:
+    torch.manual_seed(0)
+    return Tokenizer(backbone, codebook_size=32, stages=stages).eval()
+
+
+def largest_features(tokenizer: Tokenizer) -> list[int]:
+    """Record the bytes of the largest output of a layer."""
+    largest = [0]
+
+    def note(_module: object, _inputs: object, output: Tensor) -> None:
+        largest[0] = max(largest[0], output.nbytes)
+
+    for part in (tokenizer.encoder, tokenizer.decoder):
+        for module in part.modules():
+            if not list(module.children()):
+                module.register_forward_hook(note)
+    return largest
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("size", [(64, 124), (4, 400), (100, 60)])
+def test_tiles_give_what_the_whole_image_gives(size, stages, monkeypatch):
+    tokenizer, images = build(stages=stages), torch.rand(2, 3, *size) * 2 - 1
+    tokens = tokenizer.encode(images)
+    pictures = tokenizer.decode(tokens)
+    monkeypatch.setattr("lgq.tokenizer._TILE_BYTES", BYTES)
+    side = tokenizer._tile_side(2, size[0] // 4, size[1] // 4)
+    assert side is not None
+    assert side < max(size) // 4
+    assert torch.equal(tokenizer.encode(images), tokens)
+    torch.testing.assert_close(tokenizer.decode(tokens), pictures, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_small_tiles")
+def test_the_features_of_a_tile_stay_bounded_whatever_the_image():
+    tokenizer = build()
+    largest = largest_features(tokenizer)
+    for side in (128, 512):
+        tokenizer.decode(tokenizer.encode(torch.zeros(1, 3, side, side)))
+    side = (BYTES / (4 * LOCAL.values_per_pixel * LOCAL.factor**2)) ** 0.5
+    halo = 2 * LOCAL.reach / side
+    assert 0.3 * BYTES < largest[0] <= BYTES * (1 + halo) ** 2
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("change", [{"norm": "group"}, {"attention_heads": 2}])
+def test_networks_that_see_the_whole_image_are_not_cut(change):
+    tokenizer = build(replace(LOCAL, **change))
+    assert tokenizer._tile_side(1, 500, 500) is None
+    assert tokenizer.decode(tokenizer.encode(torch.zeros(1, 3, 64, 64))).shape == (1, 3, 64, 64)
+
+
+@pytest.mark.usefixtures("_small_tiles", "without_shape_checks")
+def test_a_large_image_that_does_not_fit_is_refused_as_a_small_one():
+    with pytest.raises(ValueError, match="multiples of 4, got 201 x 400"):
+        build().encode(torch.zeros(1, 3, 201, 400))
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("size", [(101, 147), (3, 2), (1, 300)])
+def test_a_reconstruction_has_the_size_of_its_image(size, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (done,) = reconstruct(build(), tmp_path / "a.png", tmp_path / "out").images
+    picture = np.asarray(Image.open(done.file))
+    assert picture.shape == (size[0], 2 * size[1], 3)
+    assert np.array_equal(picture[:, : size[1]], pixels)
+    error = (picture[:, size[1] :].astype(float) - pixels) / 255
+    assert done.psnr == pytest.approx(-10 * np.log10(np.square(error).mean()), abs=0.05)
