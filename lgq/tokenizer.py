@@ -55,7 +55,6 @@ from lgq.hub import (
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.tiling import in_tiles
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
-from lgq.models.vqgan_names import CODEBOOK, DIFFUSERS, diffusers_settings, to_theirs
 from lgq.quantizers import (
     QUANTIZERS,
     MultiScale,
@@ -275,6 +274,9 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
 
         Only a `VQGANBackbone` has the layers of diffusers, and only VQ of one stage chooses codes as it does.
         """
+        # Here: other commands do without these names.
+        from lgq.models.vqgan_names import CODEBOOK, DIFFUSERS, diffusers_settings, to_theirs
+
         backbone, quantizer = self.backbone, self.settings["quantizer"]
         options = self.settings["quantizer_options"]
         reasons = {
