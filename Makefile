@@ -46,5 +46,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 # What the tests need on top: tools, the libraries that results are compared with, UMAP and W&B.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,umap,viewer,wandb]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench,datasets,diffusers,umap,viewer,wandb]'
 	touch $@

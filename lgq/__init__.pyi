@@ -15,6 +15,7 @@ from .inference.encode import encode as encode
 from .inference.inpaint import inpaint as inpaint
 from .inference.reconstruct import reconstruct as reconstruct
 from .inference.sample import sample as sample
+from .interop.checkpoints import import_tokenizer as import_tokenizer
 from .maskgit import MaskGIT as MaskGIT
 from .maskgit import load_generator as load_generator
 from .metrics.code_usage import CodeUsage as CodeUsage

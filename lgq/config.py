@@ -79,7 +79,11 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         options = [option for option in get_args(hint) if option is not type(None)]
         optional = len(options) < len(get_args(hint))
-        return None if value is None and optional else _restore(options[0], value, path)
+        if value is None and optional:
+            return None
+        # Of several classes of settings, the first that has all the fields.
+        fitting = [option for option in options if _has_fields(option, value)]
+        return _restore((fitting or options)[0], value, path)
     if origin is Literal:
         return _require(value in get_args(hint), value, path, " or ".join(map(repr, get_args(hint))))
     if origin in (tuple, Sequence):
@@ -96,6 +100,12 @@ def _restore(hint: Any, value: Any, path: str) -> Any:
     accepted = (int, float) if hint is float else hint
     fits = isinstance(value, accepted) and (hint is bool or not isinstance(value, bool))
     return _require(fits, value, path, _SCALARS[hint])
+
+
+def _has_fields(kind: Any, values: Any) -> bool:
+    if not dataclasses.is_dataclass(kind) or not isinstance(values, dict):
+        return False
+    return values.keys() <= {field.name for field in dataclasses.fields(kind)}
 
 
 def _require(fits: bool, value: Any, path: str, rule: str) -> Any:

@@ -54,6 +54,7 @@ from lgq.hub import (
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.tiling import in_tiles
+from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.quantizers import (
     QUANTIZERS,
     MultiScale,
@@ -82,7 +83,8 @@ class Tokenized(NamedTuple):
 class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     """Encoder, quantizer and decoder, with one token for every `factor` x `factor` pixels.
 
-    backbone: settings of encoder and decoder; by default those of the paper's ImageNet model.
+    backbone: settings of encoder and decoder; by default those of the paper's ImageNet model. Imported models
+        have a `VQGANBackbone`.
     quantizer: a name from `lgq.quantizers.QUANTIZERS`.
     codebook_size: number of codes per stage.
     stages: above 1, a residual quantizer; tokens then have a trailing axis of stages.
@@ -99,11 +101,13 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     image_size: int | None = None
     """Side of the images that its run trained on, or for which it is meant; None unless `load_tokenizer`
     loaded it from a run or from the package."""
+    encoder: Encoder | VQGANEncoder
+    decoder: Decoder | VQGANDecoder
     _has_trained = False
 
     def __init__(
         self,
-        backbone: Backbone = _PAPER,
+        backbone: Backbone | VQGANBackbone = _PAPER,
         quantizer: str = "lgq",
         codebook_size: int = 16_384,
         *,
@@ -117,7 +121,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if scales and stages > 1:
             raise LGQError(f"a tokenizer has `stages` or `scales`, got {stages} stages and scales {scales}.")
         options = from_json(_options_of(quantizer), quantizer_options or {}, path="quantizer_options")
-        self.encoder, self.decoder = Encoder(backbone), Decoder(backbone)
+        self.encoder, self.decoder = backbone.networks()
         if getattr(options, "seed", 0) is None:
             options.seed = draw_seed()  # after the networks, which start alike whatever the quantizer
         self.settings = self._hub_mixin_config = {
@@ -265,10 +269,45 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         parts = {"encoder": self.encoder, "decoder": self.decoder, "quantizer": self.quantizer}
         return {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
 
+    def to_diffusers(self) -> Any:
+        """Return the same model as a `diffusers.VQModel`, in eval mode and with copies of the weights.
+
+        Only a `VQGANBackbone` has the layers of diffusers, and only VQ of one stage chooses codes as it does.
+        """
+        # Here: other commands do without these names.
+        from lgq.models.vqgan_names import CODEBOOK, DIFFUSERS, diffusers_settings, to_theirs
+
+        backbone, quantizer = self.backbone, self.settings["quantizer"]
+        options = self.settings["quantizer_options"]
+        reasons = {
+            "its backbone has other layers": not isinstance(backbone, VQGANBackbone),
+            f"{quantizer} chooses other codes": quantizer not in ("vq", "rotvq"),
+            "it compares codes by cosine": options.get("score") == "cosine",
+            "its codes have a `codebook_dim`": options.get("codebook_dim") is not None,
+            f"it has {self.levels} stages or scales": self.levels > 1,
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+            rule = "VQModel is a VQGANBackbone around a VQ of one stage"
+            raise LGQError(f"this tokenizer has no counterpart in diffusers, as {reason}: {rule}.")
+        assert isinstance(backbone, VQGANBackbone)
+        try:
+            from diffusers import VQModel
+        except ImportError as error:
+            way_out = "install it with: pip install 'lgq[diffusers]'"
+            raise LGQError(f"diffusers cannot be imported ({error!s:.200}): {way_out}.") from error
+        with torch.random.fork_rng(devices=[]):  # the initial weights are about to be overwritten
+            model: Any = VQModel(**diffusers_settings(backbone), num_vq_embeddings=self.codebook_size)
+        state = self.state_dict()
+        weights = to_theirs(state, backbone, DIFFUSERS) | {CODEBOOK: state["quantizer.codebook"]}
+        # `assign` keeps dtype and device.
+        own = {name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in weights.items()}
+        model.load_state_dict(own, assign=True)
+        return model.eval()
+
     def fingerprint(self) -> str:
         # Without the defaults: an option that is added later, at its default, changes no fingerprint.
         options = default_options(self.settings["quantizer"])
-        defaults = {"backbone": to_json(_PAPER), "quantizer_options": options}
+        defaults = {"backbone": to_json(type(self.backbone)()), "quantizer_options": options}
         chosen = {
             group: {name: value for name, value in self.settings[group].items() if value != values[name]}
             for group, values in defaults.items()

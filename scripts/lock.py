@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
-EXTRAS = "dev,bench,kernels,umap,viewer,wandb"
+EXTRAS = "dev,bench,datasets,diffusers,kernels,umap,viewer,wandb"
 _HEADER = """\
 # Every package of `.[{extras}]` for {place}, with version and hash.
 # Written by `python scripts/lock.py`; install with `pip install --require-hashes -r requirements.lock`.

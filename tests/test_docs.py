@@ -52,7 +52,7 @@ LONG = {
     "train": TINY,
 }
 """Commands that take minutes as they stand."""
-TESTED_ELSEWHERE = {"demo", "view", "weights"}
+TESTED_ELSEWHERE = {"demo", "import", "view", "weights"}
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -93,6 +93,7 @@ COMMANDS = {
     ),
     "view": Entry("view", "View", "look at a tokenizer and edit tokens, on a page in the browser"),
     "shard": Entry("images", "Shard", "write images into WebDataset shards", True, plugins=False),
+    "import": Entry("interop", "Import", "make a tokenizer of a published checkpoint", plugins=False),
     "train": Entry("train", "Train", "train a tokenizer", True),
     "train-generator": Entry("train", "TrainGenerator", "train a MaskGIT on tokens", True),
     "runs": Entry("train", "Runs", "list the named runs"),

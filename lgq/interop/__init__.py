@@ -1,4 +1,4 @@
-"""Models of other packages as models of this one."""
+"""Tokens, data sets and trained models of other libraries, in and out."""
 
 from lgq.interop.peer import from_vector_quantize_pytorch
 

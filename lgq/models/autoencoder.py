@@ -1,6 +1,6 @@
 """The convolutional encoder and decoder of VQ-GAN (Esser et al. 2021), as LGQ (Altun et al. 2026) sizes them.
 
-b = images, h w = height and width in pixels, c = channels.
+b = images, h w = height and width in pixels, c = channels, o = channels of an output.
 
 `Backbone()` is the paper's ImageNet model: f = 16, 13,995,712 + 13,995,523 parameters. Smaller models differ
 only in the settings:
@@ -32,7 +32,7 @@ from lgq.errors import LGQError
 Norm = Literal["group", "layer"]
 
 # So that no settings file can ask for an endless network.
-_MAX_BLOCKS, _MAX_LEVELS, _MAX_PATCH = 1_000, 16, 64
+MAX_BLOCKS, MAX_LEVELS, _MAX_PATCH = 1_000, 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +63,17 @@ class Backbone:
 
     def __post_init__(self) -> None:
         require_at_least(1, blocks=self.blocks)
-        require_at_most(_MAX_BLOCKS, blocks=self.blocks)
+        require_at_most(MAX_BLOCKS, blocks=self.blocks)
         require_at_least(1, patch=self.patch)
         require_at_most(_MAX_PATCH, patch=self.patch)
         require_one_of(get_args(Norm), norm=self.norm)
-        if len(self.widths) > _MAX_LEVELS:
-            raise LGQError(f"`widths` must be at most {_MAX_LEVELS} numbers, got {len(self.widths)}.")
-        _require_divides("`groups`", self.groups, "`widths`", self.widths)
-        _require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
+        if len(self.widths) > MAX_LEVELS:
+            raise LGQError(f"`widths` must be at most {MAX_LEVELS} numbers, got {len(self.widths)}.")
+        require_divides("`groups`", self.groups, "`widths`", self.widths)
+        require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
         if self.attention_heads != 0:
             name = "`attention_heads` (0 for none)"
-            _require_divides(name, self.attention_heads, "the last of `widths`", self.widths[-1:])
+            require_divides(name, self.attention_heads, "the last of `widths`", self.widths[-1:])
 
     @property
     def factor(self) -> int:
@@ -95,6 +95,10 @@ class Backbone:
         """Values per pixel where they are most: the colours of the image, or features of a resolution."""
         sides = (self.patch * 2**level for level in range(len(self.widths)))
         return max(3, *(width / side**2 for width, side in zip(self.widths, sides, strict=True)))
+
+    def networks(self) -> tuple["Encoder", "Decoder"]:
+        """Build an encoder and its decoder."""
+        return Encoder(self), Decoder(self)
 
 
 class Encoder(nn.Module):
@@ -121,13 +125,7 @@ class Encoder(nn.Module):
 
     def require_fitting(self, images: Tensor) -> None:
         """Refuse what is no batch of images, and sizes that `factor` does not divide."""
-        require_images(images)
-        height, width = images.shape[2:]
-        if height % self.factor or width % self.factor:
-            raise LGQError(
-                f"height and width must be multiples of {self.factor}, got {height} x {width}: "
-                "crop, pad or resize the images."
-            )
+        require_divisible_images(images, self.factor)
 
 
 class Decoder(nn.Module):
@@ -145,31 +143,50 @@ class Decoder(nn.Module):
     def forward(
         self, latents: Float[Tensor, "b {self.latent_channels} h w"]
     ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
-        if latents.ndim != 4 or latents.shape[1] != self.latent_channels:
-            raise LGQError(
-                f"latents must have shape (b, {self.latent_channels}, h, w), got {tuple(latents.shape)}: "
-                "the channels are `latent_channels` of the Backbone, on axis 1."
-            )
+        require_latents(latents, self.latent_channels)
         features = self.levels(self.bottleneck(self.from_latent(latents)))
         patches: Tensor = self.to_image(features)
         return patches if self.patch == 1 else F.pixel_shuffle(patches, self.patch)
 
 
-class Skip(nn.Module):
-    """Computes x + branch(x); with checkpointing, training recomputes the branch in the backward pass."""
+def require_divisible_images(images: Tensor, factor: int) -> None:
+    require_images(images)
+    height, width = images.shape[2:]
+    if height % factor or width % factor:
+        raise LGQError(
+            f"height and width must be multiples of {factor}, got {height} x {width}: "
+            "crop, pad or resize the images."
+        )
 
-    def __init__(self, branch: nn.Module, *, checkpointing: bool):
+
+def require_latents(latents: Tensor, channels: int) -> None:
+    if latents.ndim != 4 or latents.shape[1] != channels:
+        raise LGQError(
+            f"latents must have shape (b, {channels}, h, w), got {tuple(latents.shape)}: "
+            "the channels are `latent_channels` of the Backbone, on axis 1."
+        )
+
+
+class Skip(nn.Module):
+    """Computes x + branch(x); with checkpointing, training recomputes the branch in the backward pass.
+
+    shortcut: layer in place of the first x, where the branch changes the number of channels.
+    """
+
+    def __init__(self, branch: nn.Module, *, checkpointing: bool, shortcut: nn.Module | None = None):
         super().__init__()
         self.branch = branch
         self.checkpointing = checkpointing
+        self.shortcut = shortcut
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h w"]:
         if self.checkpointing and self.training and torch.is_grad_enabled():
             # No branch draws random numbers, so there is no random state to restore.
             change: Tensor = checkpoint(self.branch, x, use_reentrant=False, preserve_rng_state=False)
         else:
             change = self.branch(x)
-        return x + change  # x first: the sum takes the memory format of its first term
+        kept = x if self.shortcut is None else self.shortcut(x)
+        return kept + change  # x first: the sum takes the memory format of its first term
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -234,7 +251,7 @@ def _norm(backbone: Backbone, groups: int, width: int) -> nn.Module:
     return nn.GroupNorm(groups, width) if backbone.norm == "group" else ChannelNorm(width)
 
 
-def _require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
+def require_divides(name: str, divisor: int, owner: str, numbers: tuple[int, ...]) -> None:
     for label, values in ((name, (divisor,)), (owner, numbers)):
         if not values or min(values) < 1:
             raise LGQError(f"{label} must be at least 1, got {', '.join(map(str, values)) or 'none'}.")

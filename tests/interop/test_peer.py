@@ -13,7 +13,7 @@ from lgq import BSQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
 
-PAGE = Path(__file__).parent.parent / "docs" / "from-vector-quantize-pytorch.md"
+PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
 LAST, FIRST = (2, 20, DIM), (2, DIM, 4, 5)
 
