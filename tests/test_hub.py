@@ -157,7 +157,7 @@ def test_the_command_line_fails_in_one_line_without_a_network(silent_port, tmp_p
         "OMP_NUM_THREADS": "1",
     }
     words = ["evaluate", "owner/name", "--data", "sample", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "lgq.cli", *words]
+    command = [sys.executable, "-m", "lgq", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

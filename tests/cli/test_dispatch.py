@@ -112,7 +112,7 @@ def field_docstrings(settings: type) -> dict[str, str]:
             "train-generator pocket --tokens t --out o --layers 2",
             "has no option --layers: did you mean --transformer.layers?",
         ),
-        ("sample GEN --data d", "lgq sample has no option --data; lgq train, lgq evaluate, "),
+        ("sample GEN --data d", "lgq sample has no option --data; lgq view, lgq train, lgq evaluate, "),
         ("sample GEN --out s.png --zzz d", "lgq sample has no option --zzz: see lgq sample --help."),
         ("train pocket-lgq --data d --out o --steps many", "--steps takes a whole number, got 'many'"),
         ("train pocket-lgq --data d", "lgq train pocket-lgq needs --out PATH"),
