@@ -116,7 +116,7 @@ def test_processes_of_torchrun_and_of_the_loader_find_the_plugin(place, photos):
     (place / "outside.py").write_text(REGISTERS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += [
-        "lgq.cli",
+        "lgq",
         "train",
         "smoke-mine",
         "--plugin",

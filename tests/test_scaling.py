@@ -105,8 +105,8 @@ def shown_commands() -> list[list[str]]:
     commands = []
     for line in "".join(blocks(ROOT / "docs" / "scaling.md", "sh")).splitlines():
         words, chosen = shlex.split(line), re.match(r"LGQ_COMMAND=(\w+)", line)
-        if "lgq.cli" in words:
-            commands.append(words[words.index("lgq.cli") + 1 :])
+        if "-m" in words:
+            commands.append(words[words.index("-m") + 2 :])
         elif "docs/train.sbatch" in words:
             rest = words[words.index("docs/train.sbatch") + 1 :]
             commands.append([chosen[1] if chosen else "train", *rest])

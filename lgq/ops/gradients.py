@@ -40,8 +40,9 @@ def step_to(
     The published output has the noise in its value too; here the value is the code itself.
     """
     step = code - z
-    noise = torch.randn_like(step) * noise_variance**0.5
-    noisy = step.detach() + noise
+    noisy = step.detach()
+    if noise_variance:
+        noisy = noisy + torch.randn_like(step) * noise_variance**0.5
     direction = noisy / _length(noisy)
     path = z + direction * torch.linalg.vector_norm(step, dim=-1, keepdim=True)
     return code.detach() + (path - path.detach())

@@ -39,6 +39,8 @@ _BUILT_IN = {
     "rotvq": Style("#6b15c1", "#6e52ff", "v"),
     "lfq": Style(_INK, _CHALK, "P"),
     "vq": Style("#919191", "#6a737c", "X"),
+    "bsq": Style("#2a15f9", "#aabace", "h"),
+    "diveq": Style("#480059", "#9148a8", "<"),
 }
 _MARKERS = (*(style.marker for style in _BUILT_IN.values()), "*")
 _DASHES = ((6, 3), (2, 2), (8, 3, 2, 3))

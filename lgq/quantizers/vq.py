@@ -148,7 +148,7 @@ class VQ(DataInitQuantizer):
                 terms["matching"] = gaussian_distance(z, codebook.to(z.dtype))
                 loss = loss + self.matching_weight * terms["matching"]
         if self.gradient == "step":
-            output = step_to(z, codes, noise_variance=self.noise_variance)
+            output = step_to(z, codes, noise_variance=self.noise_variance if self.training else 0.0)
         else:
             output = (rotate_to if self.gradient == "rotation" else straight_through)(z, codes)
         return Quantized(output, indices, loss, terms)

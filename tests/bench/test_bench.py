@@ -198,7 +198,6 @@ def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
         ("encode --repeats 0", "--repeats must be at least 1, got 0"),
         ("train --steps 0", "--steps must be at least 1, got 0"),
         ("train --name nope", "unknown run 'nope'"),
-        ("train --name imagenet256-lgq", "which the plain model lacks"),
         ("evaluate --images 0", "--images must be at least 1, got 0"),
         ("evaluate --features 1", "--features must be at least 2, got 1"),
         ("sample --steps 0", "--steps must be at least 1, got 0"),

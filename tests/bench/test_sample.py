@@ -73,5 +73,5 @@ def test_every_time_counts_once(monkeypatch):
 
 def test_a_named_generator_has_the_tokenizer_of_its_scale():
     maskgit = random_generator("pocket")
-    assert (maskgit.token_shape, maskgit.image_size, maskgit.tokenizer.codebook_size) == ((8, 8), 64, 1024)
+    assert (maskgit.token_shape, maskgit.image_size, maskgit.tokenizer.codebook_size) == ((8, 8), 32, 16_384)
     assert not maskgit.training

@@ -284,7 +284,7 @@ def test_a_mistake_is_named_in_one_line(message, words, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        "train pocket-lgq --data photos",
+        "train pocket-lgq --data photos --loss.lpips 0",
         "encode run --data photos",
         "reconstruct run photo.png",
         "evaluate run --data photos",

@@ -76,7 +76,7 @@ def test_yes_and_no_can_both_be_said_and_are_in_the_help(capsys):
     assert not parse([*command, "--no-channels-last"]).settings.channels_last
     assert not parse([*command, "--no-compile"]).settings.compile
     text = " ".join(help_of(capsys, "train pocket-lgq").split())
-    assert re.search(r"--channels-last, --no-channels-last Store .*? \(default: yes\)", text)
+    assert re.search(r"--channels-last, --no-channels-last Store .*? \(default: no\)", text)
     assert re.search(r"--compile, --no-compile Compile .*? \(default: no\)", text)
 
 

@@ -88,6 +88,6 @@ def test_ranks_of_one_training_make_one_record(images, out):
     ranks = [started("generation", images, out, only=["FSQ"], group=group) for group in groups]
     assert [exit_code(process) for process in ranks] == [0, 0]
     records = ResultsDirectory(out).records()
-    assert sorted(record["kind"] for record in records.values()) == ["generator", "tokenizer"]
+    assert sorted(record["kind"] for record in records.values()) == ["autoencoder", "generator", "tokenizer"]
     assert all(record["environment"]["world_size"] == 2 for record in records.values())
     assert all(record["metrics"] for record in records.values())

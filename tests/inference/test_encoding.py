@@ -305,10 +305,11 @@ def test_reconstructions_stand_beside_their_originals(tmp_path, tokenizer):
     images, broken = reconstruct(tokenizer, paths, tmp_path / "out")
     assert broken == {}
     assert [image.path for image in images] == paths
-    boxes = [(0, 0, 20, 16), (0, 1, 8, 29)]  # the centre, of sides that 4 divides
-    for image, box in zip(images, boxes, strict=True):
-        original = to_tensor(Image.open(image.path).convert("RGB").crop(box))
-        reconstruction = tokenizer.decode(tokenizer.encode(original[None]))[0]
+    for image in images:
+        original = to_tensor(Image.open(image.path).convert("RGB"))
+        height, width = original.shape[1:]
+        padded = torch.nn.functional.pad(original[None], (0, -width % 4, 0, -height % 4), mode="replicate")
+        reconstruction = tokenizer.decode(tokenizer.encode(padded))[0, :, :height, :width]
         left, right = to_tensor(Image.open(image.file)).chunk(2, dim=2)
         torch.testing.assert_close(left, original)
         torch.testing.assert_close(right, as_stored(reconstruction))
@@ -330,12 +331,11 @@ def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path,
     (tmp_path / "bad.png").write_bytes(b"no image")
     paths = [tmp_path / name for name in ("thin.png", "bad.png", "gone.png", "good.png")]
     images, broken = reconstruct(tokenizer, paths, tmp_path / "out")
-    assert [image.path.name for image in images] == ["good.png"]
-    assert [Path(name).name for name in broken] == ["thin.png", "bad.png", "gone.png"]
-    thin, _, gone = broken.values()
-    assert (thin, gone) == ("3 x 40 pixels hold no token of 4 x 4", "No such file or directory")
-    with pytest.raises(DataError, match=r"none of 3 images can be read, such as .*thin\.png"):
-        reconstruct(tokenizer, paths[:3], tmp_path / "out")
+    assert [image.path.name for image in images] == ["thin.png", "good.png"]
+    assert [Path(name).name for name in broken] == ["bad.png", "gone.png"]
+    assert list(broken.values())[1] == "No such file or directory"
+    with pytest.raises(DataError, match=r"none of 2 images can be read, such as .*bad\.png"):
+        reconstruct(tokenizer, paths[1:3], tmp_path / "out")
 
 
 def _encode_and_decode(photos: Path, folder: Path) -> int:

@@ -182,7 +182,7 @@ def test_a_compiled_run_is_the_same_run_within_rounding(name, photos, tmp_path, 
 
 def test_lpips_is_learned_from_and_decides_which_weights_are_best(photos, tmp_path, monkeypatch):
     network = LPIPS()
-    monkeypatch.setattr(LPIPS, "pretrained", lambda: network)
+    monkeypatch.setattr(LPIPS, "pretrained", lambda **_: network)
     run = replace(TINY, image_size=16, loss=LossWeights(l1=0.0, lpips=1.0, gan=0.0), best_by="lpips")
     train(replace(run, loop=LoopSettings(steps=2, log_every=1)), photos, tmp_path)
     *training, validated = read_records(tmp_path)
@@ -240,7 +240,7 @@ def test_validations_follow_the_norms_of_learned_codes(name, photos, tmp_path):
     trainer = begin(replace(TINY, quantizer=name), photos, tmp_path)
     trainer.tokenizer.eval()
     values = trainer.validate(0)
-    assert ("live_norm_min" in values) == (name not in ("fsq", "lfq"))
+    assert ("live_norm_min" in values) == (name not in ("fsq", "lfq", "bsq"))
     if "live_norm_min" in values:
         norms = trainer.tokenizer.quantizer.codebook.norm(dim=1)
         seen = [values[f"{state}_norm_{end}"] for state in ("dead", "live") for end in ("min", "max")]

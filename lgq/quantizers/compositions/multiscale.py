@@ -340,7 +340,7 @@ def _bicubic(source: int, target: int, like: Tensor) -> Tensor | None:
     if source == target:
         return None
     a = -0.75
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    dtype = at_least_float32(like).dtype
     place = (torch.arange(target, device=like.device, dtype=dtype) + 0.5) * (source / target) - 0.5
     base = place.floor()
     matrix = torch.zeros(target, source, device=like.device, dtype=dtype)
