@@ -145,7 +145,8 @@ def test_only_pinned_memory_is_copied_in_the_background(pinned):
 
 
 COMPUTING = sorted(
-    set(COMMANDS) - {"shard", "runs", "report", "doctor", "weights status", "weights fetch", "weights import"}
+    set(COMMANDS)
+    - {"shard", "runs", "report", "import", "doctor", "weights status", "weights fetch", "weights import"}
 )
 ARGUMENTS = {
     "train": "train pocket-lgq --data {photos}",
