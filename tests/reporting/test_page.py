@@ -341,7 +341,7 @@ def test_runs_that_are_left_out_of_their_rows_are_named(tmp_path):
     directory.write_record("comparison-LGQ-s0", record | {"config": record["config"] | {"lr": 0.2}})
     page = report_page(read_result_set(directory.root))
     assert "differ from the run of its first seed in more than the seed" in page
-    notice = page.split("differ from its newest run")[1].split("</div>")[0]
+    notice = page.split("differ from the run of its first seed")[1].split("</div>")[0]
     assert re.findall(r"run-(comparison-\w+-s\d)", notice) == ["comparison-LGQ-s1", "comparison-LGQ-s2"]
     assert ": lr<" in notice
 
