@@ -38,6 +38,14 @@ from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, Tokenize
 AnyRun = TypeVar("AnyRun", TokenizerRun, GeneratorRun)
 _log = logging.getLogger(__name__)
 
+_UNSEARCHED: dict[str, dict[str, Any]] = {
+    "vq": {"init": "kmeans", "restart_below": 0.5},
+    "rotvq": {"init": "kmeans", "restart_below": 0.5},
+    "simvq": {"weight": 1.0},
+    "ibq": {"init_std": 0.125, "entropy_weight": 0.5},
+}
+"""Options of the pocket runs that no search has chosen yet: as published, these use few codes or one in
+hundreds of steps from random weights. Rows of tables do not take them."""
 BEST_OPTIONS = Path(__file__).parent / "best_options.json"
 """File of the options that searches found best (`lgq.experiments.option_search`)."""
 
@@ -78,7 +86,7 @@ def pocket(quantizer: str, *, budget: Literal["full", "table"] = "full") -> Toke
     best = best_options("pocket", quantizer, paper.codebook_size)
     run = replace(
         paper,
-        quantizer_options=scale_options("pocket", quantizer) | best,
+        quantizer_options=scale_options("pocket", quantizer) | (best or _UNSEARCHED.get(quantizer, {})),
         backbone=Backbone(widths=(16, 32, 64), blocks=1, groups=8),
         image_size=32,
         batch_size=32,
