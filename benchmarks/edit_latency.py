@@ -9,21 +9,16 @@ edits, so that both meet the same machine.
 
 import argparse
 import shutil
-import socket
 import statistics
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-import uvicorn
 from PIL import ImageOps
 from playwright.sync_api import sync_playwright
 
 from lgq.data.photographs import photograph_pixels
 from lgq.data.transforms import to_tensor
-from lgq.viewer.server import build_app
+from lgq.viewer.server import served
 from lgq.viewer.studio import Picture, Studio
 from lgq.viewer.view import SHIPPED, open_studio
 
@@ -45,24 +40,6 @@ def main() -> None:
     print(f"edit to picture:  median {edit:6.1f} ms of {len(edits)} edits, 9 of 10 within {slowest:.1f} ms")
     print(f"decoder forward:  median {forward:6.1f} ms of {len(forwards)}")
     print(f"ratio:            {edit / forward:.2f}")
-
-
-@contextmanager
-def served(studio: Studio) -> Iterator[str]:
-    """Serve the page of a studio; yields its address."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(build_app(studio, port=port), log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}/"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def measure(studio: Studio, address: str) -> tuple[list[float], list[float]]:

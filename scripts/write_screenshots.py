@@ -8,19 +8,13 @@ Two tokenizers, so that there is something to compare; a generator, such as the 
 import argparse
 import io
 import shutil
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from lgq.viewer.server import build_app
-from lgq.viewer.studio import Studio
+from lgq.viewer.server import served
 from lgq.viewer.view import open_studio
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -56,24 +50,6 @@ def main() -> None:
             write(page.screenshot(), options.out / f"viewer-{name}.png")
             page.close()
         browser.close()
-
-
-@contextmanager
-def served(studio: Studio) -> Iterator[str]:
-    """Serve the page of a studio; yields its address."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(build_app(studio, port=port), log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{port}/"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 def write(png: bytes, file: Path) -> None:

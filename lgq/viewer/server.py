@@ -8,14 +8,18 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
 from urllib.parse import unquote
 
 import numpy as np
 import torch
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -310,3 +314,21 @@ def _whole(content: dict[str, Any], name: str) -> int:
     if type(value) is not int:
         raise LGQError(f"{name} must be a whole number.")
     return value
+
+
+@contextmanager
+def served(studio: Studio) -> Iterator[str]:
+    """Serve the page of a studio from a thread, on a free port, for scripts; yields its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(build_app(studio, port=port), log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.should_exit = True
+        thread.join()
