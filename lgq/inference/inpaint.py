@@ -28,7 +28,6 @@ from lgq.hub import WeightsChoice
 from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.inference.sample import is_one_picture
 from lgq.models.sampling import Sampling
-from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
 from lgq.random import SAMPLING_BATCH, batch_seed
 
@@ -109,13 +108,15 @@ def inpaint(
         redrawn = generator.inpaint(shown, masks, labels, sampling, seed=batch_seed(seed, first))
         tokens.append(redrawn.cpu())
         decoded = generator.tokenizer.decode(redrawn).cpu()
-        images.append(decoded if keep_decoded else _pasted(pixels, decoded, masked, factor))
+        images.append(decoded if keep_decoded else paste_back(pixels, decoded, masked, factor))
         on_progress(first + size, count)
     area = hidden.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
     result = Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), area)
     # All processes draw the same.
     if out is not None and rank() == 0:
         if is_picture:
+            from lgq.plots.pictures import inpainting_strip  # imports matplotlib
+
             strip = inpainting_strip(pixels, area, result.images, name=generator.classes[number])
             write_file(Path(out), strip)
         else:
@@ -140,7 +141,7 @@ def _resolve_mask(
     return mask
 
 
-def _pasted(
+def paste_back(
     image: Float[Tensor, "3 s s"], decoded: Float[Tensor, "c 3 s s"], mask: Bool[Tensor, "s s"], factor: int
 ) -> Float[Tensor, "c 3 s s"]:
     """Return decoded pixels where the mask is true, the image's own elsewhere, and a blend at the border.

@@ -183,7 +183,8 @@ class _Api:
 
         def decode() -> bytes:
             tokens = self._studio.tokens_of(model, asked.get("shape"), asked.get("tokens"))
-            return pack({}, pixels=to_rgba(self._studio.decode(model, tokens)))
+            part, (top, left) = self._studio.decode_change(model, tokens, asked.get("changed"))
+            return pack({"top": top, "left": left}, pixels=to_rgba(part))
 
         return _packet(await run_in_threadpool(decode))
 

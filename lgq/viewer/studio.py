@@ -30,6 +30,7 @@ from lgq.data.loader import evenly_spread
 from lgq.data.photographs import PHOTOGRAPHS, TILE_SIDE, photograph_pixels
 from lgq.data.transforms import cropped_to_multiple, to_tensor
 from lgq.errors import LGQError
+from lgq.inference.inpaint import paste_back
 from lgq.maskgit import MaskGIT
 from lgq.metrics.reconstruction import psnr
 from lgq.models.sampling import Order, Sampling
@@ -316,13 +317,25 @@ class Studio:
         return encoding
 
     def decode(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> Float[Tensor, "1 3 height width"]:
-        """Return the image of tokens.
-
-        All of it: GroupNorm and attention of the decoder carry a change of one token to every pixel.
-        """
+        """Return the image of tokens."""
         tokenizer = self.model(model).tokenizer
         with self.turn():
             return tokenizer.decode(tokens.to(tokenizer.device))
+
+    def decode_change(
+        self, model: int, tokens: Int64[Tensor, "1 h w *stages"], changed: Any
+    ) -> tuple[Float[Tensor, "1 3 _ _"], tuple[int, int]]:
+        """Return the part of an image that a change of its tokens can reach, with its top and left pixel.
+
+        changed: [top, left, bottom, right] of a rectangle of tokens, as a browser sent it; None for all.
+        """
+        tokenizer, (h, w) = self.model(model).tokenizer, tokens.shape[1:3]
+        top, left, bottom, right = _rectangle([0, 0, h, w] if changed is None else changed, h, w)
+        with self.turn():
+            part, place = tokenizer.decode_around(
+                tokens.to(tokenizer.device), slice(top, bottom), slice(left, right)
+            )
+        return part, (place[0].start, place[1].start)
 
     def tokens_of(self, model: int, shape: Any, values: Any) -> Int64[Tensor, "1 h w *stages"]:
         """Return tokens that a browser sent, checked; shape: height and width in tokens."""
@@ -401,16 +414,22 @@ class Studio:
         """Draw an image of a class, or redraw the tokens of a picture where the mask is true.
 
         on_step: is called after each step; an error that it raises ends the drawing.
+
+        Around the mask, a picture keeps its own pixels, as `lgq.inpaint` has it.
         """
         generator = self._generator()
         shape, masked = (1, *generator.token_shape), generator.transformer.mask_token
+        factor, original = generator.tokenizer.factor, None
 
         def show(step: int, steps: int, flat: Tensor, likely: Tensor) -> None:
             tokens, undecided = flat.view(shape), flat.view(shape) == masked
             # The decoder needs a code everywhere: undecided tokens take the most frequent one, and the page
             # covers them.
             some = int(flat[flat != masked].mode().values) if (flat != masked).any() else 0
-            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some))
+            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some)).cpu()
+            if original is not None and mask is not None:
+                area = mask.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+                image = paste_back(original.original[0], image, area, factor)
             shown = tokens.masked_fill(undecided, -1).reshape(*shape[1:3], -1)
             probabilities = likely.view(shape).reshape(*shape[1:3], -1).float()
             on_step(DrawnStep(step, steps, shown.cpu(), probabilities.cpu(), image))
@@ -424,9 +443,9 @@ class Studio:
                 raise LGQError(f"the mask must have {shape[1]} x {shape[2]} places, got {tuple(mask.shape)}.")
             if not mask.any():
                 raise LGQError("nothing is painted: paint over the tokens to redraw.")
-        tokens = self.square(picture).tokens
+        original = self.square(picture)
         with self.turn():
-            generator.inpaint(tokens, mask[None], [number], sampling, seed=seed, on_step=show)
+            generator.inpaint(original.tokens, mask[None], [number], sampling, seed=seed, on_step=show)
 
     def _generator(self) -> MaskGIT:
         if self.generator is None:
@@ -470,6 +489,16 @@ def to_rgba(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "heig
 def quality_of(encoding: Encoding) -> float:
     """Return the PSNR of a reconstruction in dB, at most 99, as JSON has no infinity."""
     return min(99.0, float(psnr(encoding.original, encoding.reconstruction)[0]))
+
+
+def _rectangle(sides: Any, h: int, w: int) -> tuple[int, int, int, int]:
+    """Return a rectangle of tokens that a browser sent, checked."""
+    if not (isinstance(sides, list) and len(sides) == 4 and all(type(side) is int for side in sides)):
+        raise LGQError("a rectangle of tokens must be [top, left, bottom, right].")
+    top, left, bottom, right = sides
+    if not (0 <= top < bottom <= h and 0 <= left < right <= w):
+        raise LGQError(f"the rectangle {sides} has no area, or leaves the {h} x {w} tokens.")
+    return top, left, bottom, right
 
 
 def _fit(image: Image.Image, size: int, multiple: int, name: str) -> Image.Image:

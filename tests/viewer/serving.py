@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,15 @@ from lgq.viewer.studio import Studio
 SMALL = Backbone(widths=(4, 8, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
 
 
-def small_tokenizer(quantizer: str = "lgq", *, stages: int = 1, seed: int = 0, **options: Any) -> Tokenizer:
+LOCAL = replace(SMALL, norm="layer")
+"""A change of one token does not reach all pixels."""
+
+
+def small_tokenizer(
+    quantizer: str = "lgq", *, stages: int = 1, seed: int = 0, backbone: Backbone = SMALL, **options: Any
+) -> Tokenizer:
     torch.manual_seed(seed)
-    return Tokenizer(SMALL, quantizer, 32, stages=stages, quantizer_options=options).eval()
+    return Tokenizer(backbone, quantizer, 32, stages=stages, quantizer_options=options).eval()
 
 
 def gradient(width: int, height: int, seed: int = 0) -> Image.Image:
