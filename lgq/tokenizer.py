@@ -39,12 +39,12 @@ from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.files import WeightsChoice
 from lgq.hub import (
     CONFIG,
     SHIPPED_IMAGE_SIZE,
     WEIGHTS,
     HubModel,
-    WeightsChoice,
     build_pretrained,
     published_weights,
     read_settings,

@@ -23,11 +23,11 @@ from lgq.data.images import read_stored_image
 from lgq.data.transforms import centre_crop, render, to_png
 from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.files import write_file
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.inference.sample import is_one_picture
 from lgq.models.sampling import Sampling
+from lgq.plots.pictures import inpainting_strip
 from lgq.progress import Progress, unwatched
 from lgq.random import SAMPLING_BATCH, batch_seed
 
@@ -115,8 +115,6 @@ def inpaint(
     # All processes draw the same.
     if out is not None and rank() == 0:
         if is_picture:
-            from lgq.plots.pictures import inpainting_strip  # imports matplotlib
-
             strip = inpainting_strip(pixels, area, result.images, name=generator.classes[number])
             write_file(Path(out), strip)
         else:

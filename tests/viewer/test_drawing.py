@@ -15,8 +15,7 @@ from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.viewer.guard import Limits
 from lgq.viewer.packets import unpack
-from lgq.viewer.studio import Studio, to_rgba
-from lgq.viewer.view import open_studio
+from lgq.viewer.studio import Studio, open_studio, to_rgba
 
 TINY = TransformerSettings(layers=1, width=8, heads=1, hidden=8)
 

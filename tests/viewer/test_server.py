@@ -12,9 +12,9 @@ import lgq.viewer.studio as studio_module
 from lgq.data.transforms import to_tensor
 from lgq.tokenizer import Tokenizer
 from lgq.training.run_directory import save_codebook
+from lgq.viewer import page_files
 from lgq.viewer.code_gallery import gallery_of
 from lgq.viewer.packets import pack, unpack
-from lgq.viewer.server import page_files
 from lgq.viewer.studio import Model, Studio, to_rgba
 
 ENCODING = "/api/encoding?model={model}&picture=0&size=128"
@@ -196,7 +196,7 @@ def test_the_page_is_told_how_far_a_study_is():
 
 
 def test_a_failure_of_ours_is_answered_too(served: Served, monkeypatch, caplog):
-    monkeypatch.setattr(served.studio, "thumbnail", lambda number: 1 / 0)
+    monkeypatch.setattr(served.studio.album, "thumbnail", lambda number: 1 / 0)
     answer = served.ask("/api/thumbnail?picture=0")
     assert answer.status == 500
     assert "terminal" in answer.error

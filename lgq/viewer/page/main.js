@@ -1,6 +1,6 @@
 // The page: chooses panes, pictures and models; everything else is in its own module.
 
-import { getJson, isSaved, postFile, thumbnailPath, withProgress } from "./api.js";
+import { isSaved, postFile, thumbnailPath, waitForJson, withProgress } from "./api.js";
 import { app } from "./app.js";
 import { codebookPane } from "./codebook_pane.js";
 import { comparePane } from "./compare_pane.js";
@@ -123,11 +123,16 @@ function prepareChoices() {
 
 async function begin() {
   try {
-    app.state = await getJson("/api/state");
+    app.state = await waitForJson("/api/state", ({ opening }) => {
+      byId("opening").hidden = false;
+      byId("opening-words").textContent = `${opening[0].toUpperCase()}${opening.slice(1)} …`;
+    });
   } catch (error) {
     byId("open-problem").textContent = error.message;
     byId("open-problem").hidden = false;
     return;
+  } finally {
+    byId("opening").hidden = true;
   }
   document.title = `${app.state.models.map(({ name }) => name).join(", ")} · lgq view`;
   app.size = app.state.sizes.includes(256) ? 256 : app.state.sizes[0];
