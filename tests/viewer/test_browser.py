@@ -360,6 +360,10 @@ def test_no_pane_is_wider_than_the_screen_and_tabs_follow_the_arrow_keys(browser
         expect(page.locator(f"#tab-{name}")).to_have_attribute("aria-selected", "true")
         page.wait_for_timeout(100)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+        for tab in page.locator("[role=tab]").all():
+            box = tab.bounding_box()
+            assert box["x"] >= 0, name
+            assert box["x"] + box["width"] <= width, name
         page.keyboard.press("ArrowRight")
     expect(page.locator("#image")).to_be_visible()
     assert page.problems == []  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ function openPane(name, { focus = false } = {}) {
     tab.setAttribute("aria-selected", chosen);
     tab.tabIndex = chosen ? 0 : -1;
     if (chosen && focus) tab.focus();
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
     byId(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
   app.edited = null;
