@@ -82,6 +82,7 @@ def experiment(
     *,
     val_data: Images | None = None,
     show: Images | None = None,
+    recordings: str | Path | None = None,
     seeds: int | None = None,
     shard: str | None = None,
     only: Sequence[str] = (),
@@ -101,6 +102,7 @@ def experiment(
     out: results directory, which several processes and machines may share.
     val_data: images for validation and evaluation; None takes the training images.
     show: images of which every row shows eight; None takes the validation images.
+    recordings: folder or tar of WAV files (16 bits, one channel), for "modality".
     seeds: number of training seeds, from 0 on; None takes the experiment's own.
     shard: "i/n", the i-th of n calls that share the rows; None takes all rows.
     only: labels, groups or names of rows; none takes all rows.
@@ -115,7 +117,7 @@ def experiment(
     settings = settings.adjusted(
         steps=steps, generator_steps=generator_steps, precision=precision, warm_start=warm_start
     )
-    sources = open_sources(data, val_data, show)
+    sources = open_sources(data, val_data, show, recordings)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
     if val_data is None:
         _log.info("no validation data: validating and evaluating on the training images.")

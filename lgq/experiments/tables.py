@@ -241,6 +241,14 @@ def _latents(scale: Scale) -> list[Row]:
     return [_row(name, scale.on_latents(name, size), size) for size in scale.sizes for name in QUANTIZERS]
 
 
+@_table("modality", "Speech in place of images")
+def _modality(scale: Scale) -> list[Row]:
+    """Recordings of speech, by a small convolutional autoencoder of waveforms with a token for every 64
+    samples: do quantizers rank as on images? A random tenth of the recordings is measured, not trained on.
+    """
+    return [_row(name, scale.on_speech(name)) for name in QUANTIZERS]
+
+
 @_table("variants", "Variants of LGQ")
 def _variants(scale: Scale) -> list[Row]:
     """LGQ begins with codes of unit norm on average; one row begins with latents of the first batch. The

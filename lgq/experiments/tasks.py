@@ -4,7 +4,7 @@ A scale adds to its runs (`lgq.runs`) what tables need: codebook sizes, ablation
 Every row of a scale derives from one run, so that rows differ only in what their table varies.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from lgq.checks import require_known
 from lgq.config import to_json
 from lgq.experiments.quantizer_alone import AloneSettings
+from lgq.experiments.speech import SpeechSettings, speech_tokenizer
 from lgq.models.transformer import MaskedTransformer
 from lgq.quantizers import build_quantizer
 from lgq.runs import AnyRun, named_generator, named_run, pocket, scale_options, without_quantizer
@@ -269,7 +270,41 @@ class LatentsTask(_AloneTask):
         return super().settings() | {"start": self.start.identity()}
 
 
-Task = AutoencoderTask | TokenizerTask | GeneratorTask | CostTask | GaussianTask | LatentsTask
+@dataclass(frozen=True, kw_only=True)
+class SpeechTask:
+    """Train a tokenizer of speech."""
+
+    kind: ClassVar[str] = "speech"
+    before: ClassVar[None] = None
+    training: SpeechSettings
+    seed: int = 0
+    recordings: str = ""
+    """Fingerprint of the recordings."""
+
+    @property
+    def steps(self) -> int:
+        return self.training.steps
+
+    def seeded(self, seed: int) -> "SpeechTask":
+        return replace(self, seed=seed)
+
+    def name(self) -> str:
+        return f"speech-{self.training.quantizer}-k{self.training.codebook_size}-s{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that the record depends on."""
+        return to_json(self.training) | {"seed": self.seed, "recordings": self.recordings}
+
+    def identity(self) -> dict[str, Any]:
+        return self.settings()
+
+    def parameters(self) -> int:
+        """Return the number of learned parameters."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in speech_tokenizer(self.training).parameters())
+
+
+Task = AutoencoderTask | TokenizerTask | GeneratorTask | CostTask | GaussianTask | LatentsTask | SpeechTask
 
 
 def planned_tokenizer(run: TokenizerRun) -> Tokenizer:
@@ -343,6 +378,8 @@ class Scale:
     latents_steps: int = 1_000
     latents_images: int = 10_000
     """Training images whose latents a quantizer learns alone."""
+    speech: SpeechSettings = field(default_factory=SpeechSettings)
+    """Settings of all tokenizers of speech, but for the quantizer."""
     measuring: Measuring = Measuring()
     seeds: int = 1
     """Largest number of training seeds where the user gives none."""
@@ -392,6 +429,11 @@ class Scale:
         training = self._alone(quantizer, codebook_size, dim, self.latents_steps, rate)
         return LatentsTask(training=training, start=start, images=self.latents_images)
 
+    def on_speech(self, quantizer: str) -> SpeechTask:
+        """Return the task that trains a tokenizer of speech with this quantizer."""
+        options = scale_options(self.name, quantizer)
+        return SpeechTask(training=replace(self.speech, quantizer=quantizer, quantizer_options=options))
+
     def _alone(
         self, quantizer: str, codebook_size: int, dim: int, steps: int, learning_rate: float
     ) -> AloneSettings:
@@ -433,6 +475,9 @@ class Scale:
 
         return replace(
             self,
+            gaussian_steps=steps or self.gaussian_steps,
+            latents_steps=steps or self.latents_steps,
+            speech=replace(self.speech, steps=steps or self.speech.steps),
             tokenizer=adjust(self.tokenizer),
             ablation=adjust(self.ablation),
             search=adjust(self.search),
@@ -466,6 +511,7 @@ def _smoke() -> Scale:
         gaussian_steps=3,
         latents_steps=3,
         latents_images=8,
+        speech=SpeechSettings(codebook_size=32, start_steps=1, steps=2, batch_size=2),
         measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
     )
 
