@@ -12,7 +12,7 @@ from rich.text import Text
 from lgq.cli.console import command_line, say, show
 from lgq.cli.options import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
-from lgq.experiments.tasks import WarmStart
+from lgq.experiments.scales import WarmStart
 from lgq.training.settings import Precision
 
 

@@ -22,14 +22,13 @@ from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
+from lgq.experiments.scales import Measuring, Scale
 from lgq.experiments.speech import CLIP_SAMPLES
 from lgq.experiments.tasks import (
     AutoencoderTask,
     CostTask,
     GaussianTask,
     GeneratorTask,
-    Measuring,
-    Scale,
     SpeechTask,
     Task,
     TokenizerTask,

@@ -21,8 +21,9 @@ from lgq.distributed import broadcast_from_first, join_processes, rank
 from lgq.experiments.plan import Estimate, Images, PlannedExperiment, estimate_rows, open_sources, plan_rows
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
+from lgq.experiments.scales import WarmStart, named_scale
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import Task, WarmStart, named_scale
+from lgq.experiments.tasks import Task
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals

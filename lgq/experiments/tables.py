@@ -10,7 +10,8 @@ from typing import Any
 from lgq.checks import require_known
 from lgq.experiments.option_search import search_grid
 from lgq.experiments.plan import Experiment, Row
-from lgq.experiments.tasks import Scale, Task
+from lgq.experiments.scales import Scale
+from lgq.experiments.tasks import Task
 from lgq.quantizers import QUANTIZERS
 from lgq.runs import best_options
 

@@ -3,8 +3,8 @@
 import json
 from typing import Any, NamedTuple
 
+from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import SCALES
 from lgq.reporting.result_set import ResultSet, RunRecord, flat_settings, is_of_a_seed
 
 _BY_OPTION = {"loop.steps", "loop.validate_every", "schedule.warmup_steps", "precision"}

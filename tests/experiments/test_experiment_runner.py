@@ -17,8 +17,8 @@ from lgq.errors import LGQError
 from lgq.experiments.plan import Experiment, Row, open_sources, plan_rows, run_id
 from lgq.experiments.records import measure_cost, strip_png
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import named_scale
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
 from lgq.results import ResultsError

@@ -16,14 +16,13 @@ from lgq.errors import LGQError
 from lgq.experiments.option_search import choose_options
 from lgq.experiments.plan import plan_rows, run_id
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import SCALES, named_scale
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import (
-    SCALES,
     AutoencoderTask,
     CostTask,
     GeneratorTask,
     TokenizerTask,
-    named_scale,
     planned_tokenizer,
     without_defaults,
 )

@@ -19,9 +19,10 @@ from lgq.data.recordings import Recordings
 from lgq.experiments.plan import Experiment, Sources, plan_rows
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome, run_planned
+from lgq.experiments.scales import Scale, named_scale
 from lgq.experiments.speech import CLIP_SAMPLES
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import CostTask, Scale, named_scale
+from lgq.experiments.tasks import CostTask
 from lgq.metrics.metric_networks import MetricNetworks
 
 SMOKE = named_scale("smoke")

@@ -18,8 +18,8 @@ from lgq.cli import main, parse
 from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import SCALES
 from lgq.plots.palette import colour_of
 from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
