@@ -39,12 +39,12 @@ from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.files import WeightsChoice
 from lgq.hub import (
     CONFIG,
     SHIPPED_IMAGE_SIZE,
     WEIGHTS,
     HubModel,
-    WeightsChoice,
     build_pretrained,
     published_weights,
     read_settings,
@@ -53,7 +53,7 @@ from lgq.hub import (
     shipped_model,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.models.tiling import in_tiles
+from lgq.models.tiling import in_tiles, tile_at
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.quantizers import (
     QUANTIZERS,
@@ -239,6 +239,22 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             return self._images(codes).clamp_(-1, 1)
         halo = self.backbone.reach or 0
         return in_tiles(self._images, codes, side=side, halo=halo, enlarges=self.factor).clamp_(-1, 1)
+
+    def decode_around(
+        self, tokens: Integer[Tensor, "b h w *stages"], rows: slice, columns: slice
+    ) -> tuple[Float[Tensor, "b 3 _ _"], tuple[slice, slice]]:
+        """Return the pixels that tokens in these rows and columns can change, and their place in the image.
+
+        They are those of `decode`, up to rounding. Of a local backbone (`Backbone.reach`) only what they
+        depend on is decoded; of any other, they are the whole image.
+        """
+        (h, w), reach = tokens.shape[1:3], self.backbone.reach
+        if reach is None:
+            reach = max(h, w)
+        reached = tile_at(h, w, rows, columns, halo=reach).padded
+        tile = tile_at(h, w, *reached, halo=reach)
+        part, pixels = self.decode(tokens[(slice(None), *tile.padded)]), tile.scaled(self.factor)
+        return part[(..., *pixels.inner)], pixels.core
 
     def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 *tokens"]:
         """Return the tokens of one image, on the device of the tokenizer.

@@ -1,6 +1,4 @@
-"""What the page is made of and answered with, by the server or inside of a file."""
-
-from importlib.resources import files
+"""What the page is answered with, by the server or inside of a file."""
 
 import numpy as np
 
@@ -50,9 +48,3 @@ def step_packet(drawn: DrawnStep) -> bytes:
         probabilities=drawn.probabilities.numpy().astype(np.float32),
         pixels=to_rgba(drawn.image),
     )
-
-
-def page_files() -> dict[str, str]:
-    """Return the files of the page by name; a browser can ask for these alone."""
-    folder = files("lgq.viewer") / "page"
-    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}

@@ -3,6 +3,8 @@
 import http.client
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -12,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Served, png, serve, small_tokenizer
 
+from lgq.viewer.api import api_of
 from lgq.viewer.guard import Guard, Limits, Refusal
+from lgq.viewer.server import Opening, listening
 from lgq.viewer.studio import Model, Studio
 from lgq.viewer.view import view
 
@@ -229,6 +233,29 @@ def test_the_page_is_served_to_this_machine_only(monkeypatch):
     ((host, port),) = addresses
     assert host == "127.0.0.1"
     assert started == [f"http://127.0.0.1:{port}/"]
+
+
+def test_the_page_is_there_before_its_models():
+    opening = Opening()
+    opening.doing = "loading photo-f8"
+    with listening(opening) as port:
+        served = Served(Studio([Model("plain", small_tokenizer())]), port)
+        assert served.ask("/").status == served.ask("/page/main.js").status == 200
+        waiting = served.ask("/api/state")
+        assert (waiting.status, waiting.json) == (202, {"opening": "loading photo-f8"})
+        assert served.ask("/api/state", host="evil.example").status == 421
+        opening.api = api_of(served.studio)
+        assert served.ask("/api/state").json["models"][0]["name"] == "plain"
+
+
+def test_the_page_is_served_without_pytorch():
+    code = "import lgq.cli.view, lgq.viewer.server, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
 
 
 def test_a_port_in_use_is_named():
