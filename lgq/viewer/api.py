@@ -26,10 +26,9 @@ from lgq.config import from_json
 from lgq.errors import LGQError
 from lgq.models.sampling import Sampling
 from lgq.viewer import NoSuchThing
-from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet, step_packet
 from lgq.viewer.code_gallery import PlaneMethod
 from lgq.viewer.guard import Limits, Refusal
-from lgq.viewer.packets import pack
+from lgq.viewer.packets import codebook_packet, encoding_packet, history_packet, pack, step_packet
 from lgq.viewer.sent_tokens import read_token_file, rectangle_of, token_file, tokens_of
 from lgq.viewer.studio import DrawnStep, Studio, to_rgba
 from lgq.weights import WeightsError

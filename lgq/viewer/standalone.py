@@ -20,8 +20,7 @@ from lgq.files import write_file
 from lgq.progress import Progress, unwatched
 from lgq.viewer import page_files
 from lgq.viewer.album import SIZES
-from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet
-from lgq.viewer.packets import pack
+from lgq.viewer.packets import codebook_packet, encoding_packet, history_packet, pack
 from lgq.viewer.studio import Model, Studio
 
 _SIZE, _MOST_PICTURES = 256, 8

@@ -122,6 +122,10 @@ class DrawnStep(NamedTuple):
     """What the tokens decode to, with the most frequent code where they are undecided."""
 
 
+class _Closed(Exception):  # noqa: N818 - nothing went wrong
+    """The studio was closed."""
+
+
 class Studio:
     """Models, pictures and a generator, with everything that the page asks of them.
 
@@ -148,6 +152,11 @@ class Studio:
         self._encodings: OrderedDict[tuple[int, int, int], Encoding] = OrderedDict()
         self._planes: dict[tuple[int, int, str], np.ndarray] = {}
         self._turn, self._waiting, self._remembering = threading.Lock(), 0, threading.Lock()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Let the study of the codes end before its next batch."""
+        self._closed.set()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -163,7 +172,9 @@ class Studio:
     def background_turn(self) -> Iterator[None]:
         """Wait for the processor until no request needs it."""
         while self._waiting:
-            threading.Event().wait(0.01)
+            self._closed.wait(0.01)
+        if self._closed.is_set():
+            raise _Closed
         with self._turn:
             yield
 
@@ -176,10 +187,11 @@ class Studio:
 
     def study(self) -> None:
         """Collect the codes of all models, one after the other; meant for a thread of its own."""
-        for number, model in enumerate(self.models):
-            self.study_model(model)
-            for stage in range(len(model.galleries)):
-                self.plane(number, stage, "pca")  # so that the map is there when it is asked for
+        with suppress(_Closed):
+            for number, model in enumerate(self.models):
+                self.study_model(model)
+                for stage in range(len(model.galleries)):
+                    self.plane(number, stage, "pca")  # so that the map is there when it is asked for
 
     def study_model(self, model: Model) -> None:
         """Collect the codes of a model over the data set."""
@@ -198,6 +210,8 @@ class Studio:
                 turn=self.background_turn,
                 on_progress=note,
             )
+        except _Closed:
+            raise
         except LGQError as error:
             model.problem = str(error)
         except Exception as error:

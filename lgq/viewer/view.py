@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lgq
 from lgq.errors import LGQError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import lgq.data
 
 PORT = 8642
+_PATIENCE = 20
+"""Seconds to wait for what is computed in the background to end."""
 
 
 def view(
@@ -61,7 +63,7 @@ def view(
         ) from error
     with _listen(HOST, port) as listener:
         port = listener.getsockname()[1]
-        opening, failures = Opening(), []
+        opening, failures, studios, ending = Opening(), [], list[Any](), threading.Event()
         server = build_server(build_app(opening, port=port))
 
         def prepare() -> None:
@@ -78,6 +80,9 @@ def view(
                     device=device,
                     on_load=lambda name: setattr(opening, "doing", f"loading {name}"),
                 )
+                studios.append(studio)
+                if ending.is_set():
+                    return
                 opening.doing = "encoding the first picture"
                 studio.encode_first()
                 opening.api = api_of(studio)
@@ -85,11 +90,19 @@ def view(
                 failures.append(error)
                 server.should_exit = True
                 return
-            studio.study()
+            if not ending.is_set():
+                studio.study()
 
-        threading.Thread(target=prepare, daemon=True).start()
+        preparing = threading.Thread(target=prepare, daemon=True)
+        preparing.start()
         on_start(f"http://{HOST}:{port}/")
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            ending.set()
+            for studio in studios:
+                studio.close()
+            preparing.join(_PATIENCE)  # PyTorch aborts the process if it still computes when Python ends
     if failures:
         raise failures[0]
 

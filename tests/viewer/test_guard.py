@@ -1,12 +1,15 @@
 """The server is safe: other sites, hostile files and crowds are refused, and it goes on serving."""
 
 import http.client
+import re
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -256,6 +259,30 @@ def test_the_page_is_served_without_pytorch():
 def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
+
+
+@pytest.mark.parametrize("after", ["the address", "the first picture"])
+def test_ctrl_c_ends_the_page_while_it_computes(after):
+    command = [sys.executable, "-m", "lgq", "view", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        address = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
+        while after == "the first picture":  # then the codes are studied
+            time.sleep(0.1)
+            with urllib.request.urlopen(f"{address[0]}api/state") as answer:
+                if answer.status == 200:
+                    break
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert "terminate called" not in said
+    assert process.returncode == 130
+
+
+def test_a_closed_studio_ends_its_study():
+    studio = Studio([Model("plain", small_tokenizer())])
+    studio.close()
+    studio.study()
+    assert not studio.models[0].galleries
+    assert not studio.models[0].problem
 
 
 def test_a_port_in_use_is_named():
