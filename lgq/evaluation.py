@@ -26,8 +26,8 @@ from lgq.data.images import Subset, random_subset
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.files import require_writable, write_file
-from lgq.hub import ModelKind, WeightsChoice, model_kind, published_weights, run_directory_of, run_settings
+from lgq.files import WeightsChoice, require_writable, write_file
+from lgq.hub import ModelKind, model_kind, published_weights, run_directory_of, run_settings
 from lgq.inference import Device, generator_on_device, tokenizer_on_device
 from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics import fid

@@ -13,7 +13,7 @@ from lgq.cli.console import key_values, progress_of, say, show
 from lgq.cli.options import Computes
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice
 from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
 

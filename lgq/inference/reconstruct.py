@@ -13,8 +13,7 @@ from lgq.data.folder import FileDataset
 from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
 from lgq.data.transforms import padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
-from lgq.files import write_file
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
