@@ -174,6 +174,19 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             return self.quantizer.grids(tokens, grid)
         return [tokens] if self.stages == 1 else list(tokens.unbind(-1))
 
+    def first_levels(
+        self, tokens: Int64[Tensor, "b *tokens"], levels: int, grid: tuple[int, int] | None = None
+    ) -> Int64[Tensor, "b *first"]:
+        """Return the tokens of the first stages or scales, which `decode` turns into a coarser image.
+
+        grid: rows and columns of the latents; needed with `scales` where images are not square.
+        """
+        require_at_least(1, levels=levels)
+        require_at_most(self.levels, levels=levels)
+        if self.scales:
+            return tokens[:, : sum(level[0].numel() for level in self.by_level(tokens, grid)[:levels])]
+        return tokens if self.stages == 1 else tokens[..., :levels]
+
     def token_shape(self, image_size: int) -> tuple[int, ...]:
         """Return the shape of the tokens of a square image."""
         side = image_size // self.factor
@@ -268,15 +281,18 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         pixels = to_tensor(cropped_to_multiple(to_rgb(image), self.factor, name))
         return self.encode(pixels[None].to(self.device))
 
-    def decode_image(self, tokens: Integer[Tensor, "..."]) -> Image.Image | list[Image.Image]:
+    def decode_image(
+        self, tokens: Integer[Tensor, "..."], grid: tuple[int, int] | None = None
+    ) -> Image.Image | list[Image.Image]:
         """Return the image of tokens as a PIL image, or a list of images for a batch of several.
 
         tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
+        grid: as in `decode`.
         """
         require_tensor("tokens", tokens)
         if tokens.ndim == (1 if self.scales else 2 if self.stages == 1 else 3):
             tokens = tokens[None]
-        pictures = [to_picture(image) for image in self.decode(tokens.to(self.device))]
+        pictures = [to_picture(image) for image in self.decode(tokens.to(self.device), grid)]
         return pictures[0] if len(pictures) == 1 else pictures
 
     def resolve_image_size(self, image_size: int | None) -> int:

@@ -80,7 +80,8 @@ def reconstruct(
         else:
             height, width = original.shape[2:]
             padded = padded_to_multiple(original, tokenizer.factor).to(tokenizer.device)
-            decoded = tokenizer.decode(tokenizer.encode(padded))[..., :height, :width]
+            grid = (padded.shape[2] // tokenizer.factor, padded.shape[3] // tokenizer.factor)
+            decoded = tokenizer.decode(tokenizer.encode(padded), grid)[..., :height, :width]
             reconstruction = decoded.to("cpu", original.dtype)
             write_file(Path(out, name), to_png(original[0], reconstruction[0]))
             done.append(ReconstructedImage(path, Path(out, name), psnr(original, reconstruction).item()))

@@ -94,6 +94,14 @@ def test_running_means_go_on_as_there():
         torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("spherical", [False, True])
+def test_losses_of_bits_are_those_of_the_peer(spherical):
+    module = peer.LFQ(codebook_size=SIZE, dim=DIM, commitment_loss_weight=0.3, spherical=spherical)
+    q, z = from_vector_quantize_pytorch(module), 0.01 * torch.randn(LAST)
+    # It takes the logarithm of no less than 1e-5.
+    torch.testing.assert_close(q(z).loss, module(z).entropy_aux_loss, rtol=1e-3, atol=1e-3)
+
+
 def test_heads_and_groups_become_groups():
     module = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=4, separate_codebook_per_head=True).eval()
     q = from_vector_quantize_pytorch(module)
