@@ -98,7 +98,7 @@ def dense_assignment(
     score: str,
     codebook_gradient: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the fields of `SoftAssignment` by the plain formulas, with n x k matrices and autograd's gradients.
+    """Return the fields of `SoftAssignment` by plain formulas, with n x k matrices and autograd's gradients.
 
     For programs that cannot call the operator, such as those that `torch.func` transforms.
     """
