@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 _UNSEARCHED: dict[str, dict[str, Any]] = {
     "vq": {"init": "kmeans", "restart_below": 0.5},
     "rotvq": {"init": "kmeans", "restart_below": 0.5},
+    "diveq": {"init": "kmeans", "restart_below": 0.5},
     "simvq": {"weight": 1.0},
     "ibq": {"init_std": 0.125, "entropy_weight": 0.5},
 }
