@@ -103,6 +103,7 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook.codebook.copy_(rows)
         codebook.sums.copy_(sums)
         codebook.counts.copy_(counts)
+        codebook.codes_are_given = True
         codebooks.append(codebook)
     if module.heads > 1:
         heads = codebooks if len(codebooks) > 1 else codebooks * module.heads

@@ -127,6 +127,23 @@ def test_running_means_go_on_as_there():
         torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "module",
+    [
+        peer.VectorQuantize(DIM, SIZE),
+        peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
+        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2),
+        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
+    z = 0.1 * torch.randn(LAST)
+    module(z)
+    from_vector_quantize_pytorch(module)(z)
+
+
 def test_heads_and_groups_become_groups():
     shared = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2).eval()
     assert_same_codes(from_vector_quantize_pytorch(shared), shared, LAST)
