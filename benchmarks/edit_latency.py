@@ -11,6 +11,7 @@ import argparse
 import shutil
 import statistics
 import time
+from collections import OrderedDict
 
 import torch
 from PIL import ImageOps
@@ -18,9 +19,9 @@ from playwright.sync_api import sync_playwright
 
 from lgq.data.photographs import photograph_pixels
 from lgq.data.transforms import to_tensor
+from lgq.viewer.album import Picture
 from lgq.viewer.server import served
-from lgq.viewer.studio import Picture, Studio
-from lgq.viewer.view import SHIPPED, open_studio
+from lgq.viewer.studio import SHIPPED, Studio, open_studio
 
 EDITS, WARM_UP, SIDE = 50, 5, 256
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("run", nargs="?", default=SHIPPED)
     studio = open_studio([parser.parse_args().run])
     square = ImageOps.fit(photograph_pixels("chelsea.png"), (SIDE, SIDE))
-    studio.pictures = type(studio.pictures)({0: Picture("chelsea", lambda: square)})
+    studio.album.pictures = OrderedDict({0: Picture("chelsea", lambda: square)})
     studio.study()
     with served(studio) as address:
         edits, forwards = measure(studio, address)
@@ -45,7 +46,7 @@ def main() -> None:
 def measure(studio: Studio, address: str) -> tuple[list[float], list[float]]:
     """Return the seconds of edits and of decoder forwards, in turns."""
     tokenizer = studio.models[0].tokenizer
-    original = to_tensor(studio.pictures[0].read())[None]
+    original = to_tensor(studio.album[0].read())[None]
     with torch.inference_mode():
         latents = tokenizer.quantizer.decode(tokenizer.encode(original))
         latents = latents.contiguous(memory_format=torch.channels_last)

@@ -26,8 +26,8 @@ from lgq.data.images import Subset, random_subset
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.files import require_writable, write_file
-from lgq.hub import ModelKind, WeightsChoice, model_kind, published_weights, run_directory_of, run_settings
+from lgq.files import WeightsChoice, require_writable, write_file
+from lgq.hub import ModelKind, model_kind, published_weights, run_directory_of, run_settings
 from lgq.inference import Device, generator_on_device, tokenizer_on_device
 from lgq.maskgit import ONE_CLASS, MaskGIT
 from lgq.metrics import fid
@@ -35,7 +35,7 @@ from lgq.metrics.codebook_study import draw_study, study_codebook
 from lgq.metrics.generation import evaluate_generation, require_sample_plan
 from lgq.metrics.likelihood import evaluate_likelihood
 from lgq.metrics.metric_networks import MetricNetworks
-from lgq.metrics.quality import ImageScore, evaluate_tokenizer
+from lgq.metrics.quality import ImageScore, ReconstructionEvaluation, evaluate_tokenizer
 from lgq.metrics.reference import Reference
 from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
@@ -240,6 +240,8 @@ def _evaluate_tokenizer(
 
     def draw() -> dict[str, bytes]:
         pictures = draw_extremes(evaluation.scores, tokenizer, data, image_size)
+        if tokenizer.levels > 1:
+            pictures |= draw_progression(evaluation, tokenizer, data, image_size)
         return pictures | (draw_study(study, method=geometry) if study and geometry else {})
 
     fields = {"fingerprint": tokenizer.fingerprint(), "data": repr(data), "image_size": image_size}
@@ -266,9 +268,7 @@ def draw_extremes(
 
     pictures = {}
     for name, group in best_median_worst(scores, EXTREME_IMAGES).items():
-        subset = Subset(data, [score.number for score in group])
-        loader = ImageLoader(subset, LoaderSettings(image_size=image_size, batch_size=len(group)))
-        images = next(loader.one_pass()).images
+        images = _crops(group, data, image_size)
         reconstructions = tokenizer.decode(tokenizer.encode(images.to(tokenizer.device))).cpu()
         pictures[name] = reconstruction_grid(
             images,
@@ -278,6 +278,35 @@ def draw_extremes(
             scale=max(1, _EXTREME_SIDE // image_size),
         )
     return pictures
+
+
+@torch.no_grad()
+def draw_progression(
+    evaluation: ReconstructionEvaluation, tokenizer: Tokenizer, data: ImageDataset, image_size: int
+) -> dict[str, bytes]:
+    """Draw images of median PSNR from the first stage or scale, the first two, ... all: PNG by name.
+
+    Each row has the PSNR over all images of the evaluation.
+    """
+    from lgq.plots.pictures import progression  # here, as above
+
+    images = _crops(best_median_worst(evaluation.scores, EXTREME_IMAGES)["median"], data, image_size)
+    tokens = tokenizer.encode(images.to(tokenizer.device))
+    rows = {"images": images}
+    for i, level in enumerate(tokenizer.by_level(tokens)):
+        own = " x ".join(map(str, level.shape[1:])) if tokenizer.scales else f"stage {i + 1}"
+        name = f"{'+ ' * (i > 0)}{own}: {evaluation.metrics[f'psnr/{i}']:.2f} dB"
+        rows[name] = tokenizer.decode(tokenizer.first_levels(tokens, i + 1)).cpu()
+    kind = "scales" if tokenizer.scales else "stages"
+    caption = f"images from their first {kind}, with the PSNR over {evaluation.images:,} images"
+    return {"progression": progression(rows, caption=caption)}
+
+
+def _crops(scores: Sequence[ImageScore], data: ImageDataset, image_size: int) -> torch.Tensor:
+    """Return the centre crops of these images."""
+    subset = Subset(data, [score.number for score in scores])
+    loader = ImageLoader(subset, LoaderSettings(image_size=image_size, batch_size=len(scores)))
+    return next(loader.one_pass()).images
 
 
 def _require_generator_options(

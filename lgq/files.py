@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lgq.config import ConfigError, from_json
 from lgq.errors import LGQError
 
 LOCK_FILE, MANIFEST = ".lock", "manifest.json"
 MANIFEST_FORMAT = 1
+WeightsChoice = Literal["best", "last"]
+"""Weights of a run: those of the best validation, or those of the last checkpoint."""
 _WAYS_OUT = {
     errno.ENOSPC: "free space, then run the same command again",
     errno.EDQUOT: "free space, then run the same command again",

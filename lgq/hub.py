@@ -34,6 +34,7 @@ from lgq.files import (
     DamagedDirectoryError,
     Fingerprint,
     Manifest,
+    WeightsChoice,
     replace_directory,
     replace_file,
 )
@@ -48,8 +49,6 @@ SHIPPED = Path(__file__).parent / "shipped"
 SHIPPED_IMAGE_SIZE = 256
 """Side to which images of a data set are brought for such a model, unless the user names another."""
 
-WeightsChoice = Literal["best", "last"]
-"""Weights of a run: those of the best validation, or those of the last checkpoint."""
 ModelKind = Literal["tokenizer", "generator"]
 
 _PATIENCE = 2.0  # seconds until the Hub has to answer

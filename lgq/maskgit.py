@@ -25,13 +25,13 @@ from lgq.checks import require_at_least
 from lgq.config import to_json
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.files import WeightsChoice
 from lgq.hub import (
     CONFIG,
     TOKENIZER,
     WEIGHTS,
     HubModel,
     PretrainedError,
-    WeightsChoice,
     build_pretrained,
     copy_tokenizer,
     published_weights,

@@ -39,12 +39,12 @@ from lgq.data.images import ImageSource, to_rgb
 from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
+from lgq.files import WeightsChoice
 from lgq.hub import (
     CONFIG,
     SHIPPED_IMAGE_SIZE,
     WEIGHTS,
     HubModel,
-    WeightsChoice,
     build_pretrained,
     published_weights,
     read_settings,
@@ -53,7 +53,7 @@ from lgq.hub import (
     shipped_model,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
-from lgq.models.tiling import in_tiles
+from lgq.models.tiling import in_tiles, tile_at
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.quantizers import (
     QUANTIZERS,
@@ -92,15 +92,14 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         sequence per image, the coarsest grid first. The last one stands for all tokens of a side.
     quantizer_options: keyword arguments of the quantizer's constructor. Its `seed` is 0 by default; None
         draws one from torch's default generator.
+    image_size: side of the images that it is trained on, or for which it is meant; the default of `encode`
+        and `evaluate`. None if there is no such size.
 
     All of these, with the defaults written out, are `settings`, the content of config.json. Under one
     `torch.manual_seed`, encoder and decoder start with the same weights whatever the quantizer: they are
     built first, and quantizers have seeds of their own.
     """
 
-    image_size: int | None = None
-    """Side of the images that its run trained on, or for which it is meant; None unless `load_tokenizer`
-    loaded it from a run or from the package."""
     encoder: Encoder | VQGANEncoder
     decoder: Decoder | VQGANDecoder
     _has_trained = False
@@ -114,6 +113,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         stages: int = 1,
         scales: tuple[int, ...] = (),
         quantizer_options: dict[str, Any] | None = None,
+        image_size: int | None = None,
     ):
         super().__init__()
         require_at_least(1, stages=stages)
@@ -132,6 +132,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "scales": list(scales),
             "quantizer_options": to_json(options),
         }
+        self.image_size = image_size
         self.backbone = backbone
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.scales = tuple(scales)
@@ -145,6 +146,17 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             self.quantizer = Residual(quantizers, channel_dim=1)
         elif scales:
             self.quantizer = MultiScale(quantizers[0], self.scales, channel_dim=1)
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the images that it is trained on, or for which it is meant."""
+        return self.settings.get("image_size")
+
+    @image_size.setter
+    def image_size(self, image_size: int | None) -> None:
+        self.settings.pop("image_size", None)
+        if image_size is not None:
+            self.settings["image_size"] = image_size
 
     @property
     def levels(self) -> int:
@@ -161,6 +173,19 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if isinstance(self.quantizer, MultiScale):
             return self.quantizer.grids(tokens, grid)
         return [tokens] if self.stages == 1 else list(tokens.unbind(-1))
+
+    def first_levels(
+        self, tokens: Int64[Tensor, "b *tokens"], levels: int, grid: tuple[int, int] | None = None
+    ) -> Int64[Tensor, "b *first"]:
+        """Return the tokens of the first stages or scales, which `decode` turns into a coarser image.
+
+        grid: rows and columns of the latents; needed with `scales` where images are not square.
+        """
+        require_at_least(1, levels=levels)
+        require_at_most(self.levels, levels=levels)
+        if self.scales:
+            return tokens[:, : sum(level[0].numel() for level in self.by_level(tokens, grid)[:levels])]
+        return tokens if self.stages == 1 else tokens[..., :levels]
 
     def token_shape(self, image_size: int) -> tuple[int, ...]:
         """Return the shape of the tokens of a square image."""
@@ -228,6 +253,22 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         halo = self.backbone.reach or 0
         return in_tiles(self._images, codes, side=side, halo=halo, enlarges=self.factor).clamp_(-1, 1)
 
+    def decode_around(
+        self, tokens: Integer[Tensor, "b h w *stages"], rows: slice, columns: slice
+    ) -> tuple[Float[Tensor, "b 3 _ _"], tuple[slice, slice]]:
+        """Return the pixels that tokens in these rows and columns can change, and their place in the image.
+
+        They are those of `decode`, up to rounding. Of a local backbone (`Backbone.reach`) only what they
+        depend on is decoded; of any other, they are the whole image.
+        """
+        (h, w), reach = tokens.shape[1:3], self.backbone.reach
+        if reach is None:
+            reach = max(h, w)
+        reached = tile_at(h, w, rows, columns, halo=reach).padded
+        tile = tile_at(h, w, *reached, halo=reach)
+        part, pixels = self.decode(tokens[(slice(None), *tile.padded)]), tile.scaled(self.factor)
+        return part[(..., *pixels.inner)], pixels.core
+
     def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 *tokens"]:
         """Return the tokens of one image, on the device of the tokenizer.
 
@@ -240,22 +281,25 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         pixels = to_tensor(cropped_to_multiple(to_rgb(image), self.factor, name))
         return self.encode(pixels[None].to(self.device))
 
-    def decode_image(self, tokens: Integer[Tensor, "..."]) -> Image.Image | list[Image.Image]:
+    def decode_image(
+        self, tokens: Integer[Tensor, "..."], grid: tuple[int, int] | None = None
+    ) -> Image.Image | list[Image.Image]:
         """Return the image of tokens as a PIL image, or a list of images for a batch of several.
 
         tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
+        grid: as in `decode`.
         """
         require_tensor("tokens", tokens)
         if tokens.ndim == (1 if self.scales else 2 if self.stages == 1 else 3):
             tokens = tokens[None]
-        pictures = [to_picture(image) for image in self.decode(tokens.to(self.device))]
+        pictures = [to_picture(image) for image in self.decode(tokens.to(self.device), grid)]
         return pictures[0] if len(pictures) == 1 else pictures
 
     def resolve_image_size(self, image_size: int | None) -> int:
         """Return the given image size, else that of the images of its run; a multiple of `factor`."""
         size = self.image_size if image_size is None else image_size
         if size is None:
-            raise LGQError("only a run directory knows the size of its images: give `image_size` in pixels.")
+            raise LGQError("this tokenizer does not say for which images it is: give `image_size` in pixels.")
         if size < 1 or size % self.factor:
             raise LGQError(f"`image_size` must be a multiple of f = {self.factor}, got {size}.")
         return size
@@ -312,11 +356,9 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             group: {name: value for name, value in self.settings[group].items() if value != values[name]}
             for group, values in defaults.items()
         }
-        if not self.scales:
-            return self._fingerprint_with(
-                {k: v for k, v in (self.settings | chosen).items() if k != "scales"}
-            )
-        return self._fingerprint_with(self.settings | chosen)
+        without = {"image_size"} | (set() if self.scales else {"scales"})
+        settings = {name: value for name, value in (self.settings | chosen).items() if name not in without}
+        return self._fingerprint_with(settings)
 
     @classmethod
     def _load(cls, find: Callable[[str], Path]) -> "Tokenizer":
@@ -389,8 +431,7 @@ def load_tokenizer(
     require_kind(source, "tokenizer")
     own = resolve_device(device or "cpu")
     tokenizer = Tokenizer.from_pretrained(published_weights(source, weights), map_location=own)
-    settings = run_settings(source)
-    if settings is not None:
+    if settings := run_settings(source):
         tokenizer.image_size = int(settings["image_size"])
     elif shipped_model(source) is not None:
         tokenizer.image_size = SHIPPED_IMAGE_SIZE

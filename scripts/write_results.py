@@ -16,6 +16,7 @@ from lgq.files import replace_file
 from lgq.plots.canvas import FAINT, figure_png, panel_figure
 from lgq.reporting import which_quantizer
 from lgq.reporting.charts import band_of, charts_of, over_steps, row_styles
+from lgq.reporting.claims import count_outcomes, decide_claims
 from lgq.reporting.page import report
 from lgq.reporting.paper_tables import COLUMNS, build_table, table_specs
 from lgq.reporting.result_set import ResultSet, read_result_set
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "pocket"
 REPORT = ROOT / "docs" / "results" / "report.html"
 BENCHMARKS = ROOT / "docs" / "benchmarks"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "quantizers.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "quantizers.md", ROOT / "docs" / "results" / "README.md")
 PICTURE = ROOT / "docs" / "images" / "comparison.png"
 WHICH_QUANTIZER = ROOT / "docs" / "which-quantizer.md"
 WHICH_PICTURE = ROOT / "docs" / "images" / "which-quantizer.png"
@@ -48,6 +49,7 @@ def parts_of(results: ResultSet, steps: list[dict[str, Any]]) -> dict[str, str]:
         "comparison": f"\n\n{headline_table(results)}\n",
         "cost": f"\n\n{cost_table(steps)}\n",
         "million": million_codes(steps),
+        "verdicts": verdicts(results),
     }
 
 
@@ -125,6 +127,13 @@ def million_codes(steps: list[dict[str, Any]]) -> str:
     return (
         f"{memory} and {seconds} seconds per step of {row['tokens']:,} vectors on {row['threads']} CPU cores"
     )
+
+
+def verdicts(results: ResultSet) -> str:
+    """How many of the paper's claims have which outcome, in words."""
+    counts = count_outcomes(decide_claims(results))
+    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
+    return f"Of {sum(counts.values())} claims of the paper: {outcomes}."
 
 
 def _markdown(lines: list[list[str]]) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from lgq.viewer.server import served
-from lgq.viewer.view import open_studio
+from lgq.viewer.studio import open_studio
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}

@@ -57,6 +57,30 @@ def test_tiles_give_what_the_whole_image_gives(size, stages, monkeypatch):
     torch.testing.assert_close(tokenizer.decode(tokens), pictures, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    "rectangle", [(0, 0, 1, 1), (14, 9, 15, 10), (29, 0, 30, 20), (6, 3, 9, 17), (0, 0, 30, 20)]
+)
+def test_a_change_of_tokens_is_decoded_where_it_reaches(rectangle, stages):
+    tokenizer, (top, left, bottom, right) = build(stages=stages), rectangle
+    tokens = torch.randint(0, 32, (1, 30, 20) if stages == 1 else (1, 30, 20, 2))
+    image = tokenizer.decode(tokens)
+    tokens[:, top:bottom, left:right] = 31 - tokens[:, top:bottom, left:right]
+    part, place = tokenizer.decode_around(tokens, slice(top, bottom), slice(left, right))
+    image[(..., *place)] = part
+    torch.testing.assert_close(image, tokenizer.decode(tokens), rtol=0, atol=1e-5)
+    reach = LOCAL.reach
+    assert place[0] == slice(4 * max(0, top - reach), 4 * min(30, bottom + reach))
+    assert place[1] == slice(4 * max(0, left - reach), 4 * min(20, right + reach))
+
+
+def test_a_change_reaches_all_of_a_network_that_sees_the_whole_image():
+    tokenizer, tokens = build(replace(LOCAL, norm="group")), torch.randint(0, 32, (1, 6, 5))
+    part, place = tokenizer.decode_around(tokens, slice(2, 3), slice(4, 5))
+    assert place == (slice(0, 24), slice(0, 20))
+    assert torch.equal(part, tokenizer.decode(tokens))
+
+
 @pytest.mark.usefixtures("_small_tiles")
 def test_the_features_of_a_tile_stay_bounded_whatever_the_image():
     tokenizer = build()

@@ -1,5 +1,8 @@
 """One image in any form becomes tokens, tokens become a picture, and values of another range are refused."""
 
+import os
+import subprocess
+import sys
 from io import BytesIO
 from pathlib import Path
 
@@ -205,3 +208,15 @@ def test_the_check_of_values_is_no_part_of_a_graph():
     assert torch.equal(exported.module()(images()), tokenizer.encoder(images()))
     compiled = torch.compile(tokenizer, backend="eager", fullgraph=True)
     assert torch.equal(compiled(images()).reconstruction, tokenizer(images()).reconstruction)
+
+
+def test_an_image_is_encoded_without_the_compiler_of_torch():
+    code = (
+        "import sys, torch; from lgq import Tokenizer; from lgq.models.autoencoder import Backbone; "
+        "backbone = Backbone(widths=(4, 4), blocks=1, groups=2, attention_heads=0); "
+        "tokenizer = Tokenizer(backbone, codebook_size=8); "
+        "tokenizer.encode(torch.zeros(1, 3, 4, 4)); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    # The tests interpret the kernels for GPUs, which are operators.
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=plain).returncode == 0

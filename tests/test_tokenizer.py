@@ -21,7 +21,7 @@ from lgq.errors import LGQError
 from lgq.hub import PretrainedError
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import QUANTIZERS
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 
 TINY = Backbone(widths=(8, 16, 16), blocks=1, attention_heads=2, groups=4, latent_channels=8, latent_groups=2)
 SIZE = 64
@@ -475,3 +475,15 @@ def test_compiles_into_one_graph(quantizer):
     for result in (out, expected):
         (result.reconstruction.square().mean() + result.quantized.loss).backward()
     torch.testing.assert_close(twin.encoder.stem.weight.grad, tokenizer.encoder.stem.weight.grad)
+
+
+def test_a_saved_tokenizer_keeps_the_size_of_its_images(tmp_path):
+    tokenizer = build("fsq", image_size=32)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert loaded.image_size == loaded.resolve_image_size(None) == 32
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    loaded.image_size = None
+    assert loaded.fingerprint() == tokenizer.fingerprint()
+    with pytest.raises(LGQError, match="does not say for which images it is: give `image_size`"):
+        loaded.resolve_image_size(None)

@@ -1,6 +1,6 @@
 """`lgq evaluate`: measure a tokenizer or a generator, and print the columns of the paper's tables."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from lgq.cli.console import key_values, progress_of, say, show
 from lgq.cli.options import Computes
 from lgq.distributed import rank
 from lgq.evaluation import SEEDS, evaluate
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice
 from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
 
@@ -120,6 +120,8 @@ def _tables(fields: Mapping[str, Any]) -> list[Table]:
         caption = _cells(metrics, {name: c for name, c in _CAPTION_COLUMNS.items() if name in metrics})
         title = f"{fields['images']:,} images"
         tables.append(_table(_cells(metrics, _TOKENIZER_COLUMNS), title, caption=caption))
+        if "psnr/0" in metrics:
+            tables.append(_level_table(metrics, fields["config"].get("scales", ())))
     elif metrics is not None:
         means, stds = (_cells(values, _GENERATOR_COLUMNS) for values in (metrics, fields["std"]))
         cells = {name: f"{mean} ± {stds[name]}".removesuffix(" ± -") for name, mean in means.items()}
@@ -135,6 +137,19 @@ def _tables(fields: Mapping[str, Any]) -> list[Table]:
         title = f"{likelihood['masked_tokens']:,.0f} masked tokens, in nats per token"
         tables.append(_table(_cells({name: likelihood[name] for name in columns}, columns), title))
     return tables
+
+
+def _level_table(metrics: Mapping[str, float], scales: Sequence[int]) -> Table:
+    """Return a table with a row for each stage or scale."""
+    heading = "scale" if scales else "stage"
+    table = Table(title=f"by {heading}", box=box.SIMPLE_HEAD)
+    for name in (heading, f"PSNR of {heading}s so far", "util.", "perplexity"):
+        table.add_column(name, justify="right")
+    for i in range(sum(name.startswith("psnr/") for name in metrics)):
+        own = {name: metrics[f"{name}/{i}"] for name in ("psnr", "utilization", "perplexity")}
+        cells = _cells(own, {name: _TOKENIZER_COLUMNS[name] for name in own})
+        table.add_row(str(scales[i] if scales else i + 1), *cells.values())
+    return table
 
 
 def _cells(metrics: Mapping[str, float], columns: Columns) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from lgq.cli.console import command_line, say, show
 from lgq.cli.options import Computes
 from lgq.experiments.runner import ExperimentOutcome, experiment
-from lgq.experiments.tasks import WarmStart
+from lgq.experiments.scales import WarmStart
 from lgq.training.settings import Precision
 
 
@@ -22,7 +22,7 @@ class Experiment(Computes):
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Experiment: autoencoder, comparison, codebook-size, logits, geometry, generation, regularizers,
-    temperature, cost, scaling, search, gaussian, latents, variants or cold."""
+    temperature, cost, scaling, search, gaussian, latents, modality, variants or cold."""
     scale: Literal["smoke", "pocket", "imagenet256"]
     """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
     data: str
@@ -32,6 +32,8 @@ class Experiment(Computes):
     show: str | None = None
     """Images of which every row shows eight; by default the validation images. Name others, such as
     `sample:whole`, where those may not be published."""
+    recordings: Path | None = None
+    """Recordings for `modality`: a folder or a tar of WAV files, 16 bits and one channel; by default none."""
     out: Path
     """Results directory, which several machines may share."""
     seeds: int | None = None
@@ -41,7 +43,7 @@ class Experiment(Computes):
     only: tuple[str, ...] = ()
     """Rows to run, by their labels, groups or names; by default all."""
     steps: int | None = None
-    """Steps of every tokenizer; by default the scale's."""
+    """Steps of every tokenizer, and of every quantizer that is trained alone; by default the scale's."""
     generator_steps: int | None = None
     """Steps of every generator; by default the scale's."""
     precision: Precision | None = None
@@ -102,7 +104,10 @@ def _table(outcome: ExperimentOutcome) -> Table:
     title = plan.title + (f" ({plan.paper})" if plan.paper else "")
     finished = f"{sum(estimate.finished for estimate in estimates)} of {len(estimates)} rows are finished"
     rest = _duration(sum(estimate.seconds or 0 for estimate in estimates))
-    caption = f"{finished}; training the others takes about {rest} here"
+    unknown = sum(estimate.seconds is None and not estimate.finished for estimate in estimates)
+    caption = f"{finished}; training the others takes about {rest} here, without their evaluation"
+    if unknown:
+        caption += f" and without {unknown} rows whose time is not known beforehand"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
     for heading in ("row", "state"):
         table.add_column(heading, overflow="fold")

@@ -12,7 +12,7 @@ from rich.text import Text
 from lgq.cli.console import key_values, progress_of, say, show
 from lgq.cli.options import Computes
 from lgq.data.shard_writer import shard
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice
 from lgq.inference.decode import decode
 from lgq.inference.encode import EncodingCost, encode, estimate_encoding
 from lgq.inference.reconstruct import Reconstructions, reconstruct

@@ -8,7 +8,7 @@ import tyro
 
 from lgq.cli.console import progress_of, say
 from lgq.cli.options import Computes
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice
 from lgq.viewer.view import PORT, view
 
 

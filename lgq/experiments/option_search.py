@@ -8,7 +8,7 @@ The best options of a scale are in `lgq/best_options.json`, from which named run
 from typing import Any
 
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.tasks import named_scale
+from lgq.experiments.scales import named_scale
 from lgq.results import ResultsError
 from lgq.tokenizer import default_options
 

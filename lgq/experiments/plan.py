@@ -17,17 +17,19 @@ from lgq.checks import require_at_least, require_known
 from lgq.config import to_json
 from lgq.data import BrokenImage, ImageDataset, open_dataset
 from lgq.data.images import Subset, random_subset
+from lgq.data.recordings import Recordings
 from lgq.data.stream import require_random_access
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
+from lgq.experiments.scales import Measuring, Scale
+from lgq.experiments.speech import CLIP_SAMPLES
 from lgq.experiments.tasks import (
     AutoencoderTask,
     CostTask,
     GaussianTask,
     GeneratorTask,
-    Measuring,
-    Scale,
+    SpeechTask,
     Task,
     TokenizerTask,
     without_defaults,
@@ -61,6 +63,8 @@ class Sources:
     """Images to show."""
     names: tuple[str, ...]
     """What the user calls the three."""
+    recordings: Recordings | None = None
+    """Recordings, for experiments on speech."""
 
     @cached_property
     def choosing(self) -> ImageDataset:
@@ -142,8 +146,16 @@ class PlannedExperiment:
         return run_id(task, self.scale, self.sources.fingerprint)
 
 
-def open_sources(data: Images, val_data: Images | None = None, show: Images | None = None) -> Sources:
-    """Open the images to train on, to validate on and to show; each defaults to the one before it."""
+def open_sources(
+    data: Images,
+    val_data: Images | None = None,
+    show: Images | None = None,
+    recordings: str | Path | None = None,
+) -> Sources:
+    """Open the images to train on, to validate on and to show; each defaults to the one before it.
+
+    recordings: folder or tar of WAV files, where an experiment is about speech.
+    """
     val_data = data if val_data is None else val_data
     show = val_data if show is None else show
     training = _open(data, "data")
@@ -155,7 +167,8 @@ def open_sources(data: Images, val_data: Images | None = None, show: Images | No
         )
     shown = validation if show is val_data else _open(show, "show")
     named = [str(x) if isinstance(x, str | Path) else repr(x) for x in (data, val_data, show)]
-    return Sources(data=training, validation=validation, shown=shown, names=tuple(named))
+    speech = None if recordings is None else Recordings(recordings, length=CLIP_SAMPLES)
+    return Sources(data=training, validation=validation, shown=shown, names=tuple(named), recordings=speech)
 
 
 def _open(source: Images, name: str) -> ImageDataset:
@@ -182,7 +195,7 @@ def plan_rows(
     rows: dict[PlannedRow, Task] = {}  # each row once: costs have no seed
     for seed in range(experiment.first_seed, experiment.first_seed + count):
         for row in experiment.rows(scale):
-            task = row.task.seeded(seed)
+            task = _on_recordings(row.task.seeded(seed), sources)
             id = run_id(task, scale, sources.fingerprint)
             named = {"row": row.row, "label": row.label, "group": row.group}
             rows[PlannedRow(**named, kind=task.kind, seed=task.seed, id=id)] = task
@@ -215,13 +228,24 @@ def plan_rows(
     )
 
 
+def _on_recordings(task: Task, sources: Sources) -> Task:
+    """Return the task with the fingerprint of the recordings, if it is about speech."""
+    if not isinstance(task, SpeechTask):
+        return task
+    if sources.recordings is None:
+        raise LGQError(
+            "this experiment is about speech: name a folder or a .tar of WAV files with `recordings`."
+        )
+    return replace(task, recordings=sources.recordings.fingerprint)
+
+
 def run_id(task: Task, scale: Scale, images: str) -> str:
     """Return a readable name with a hash of all that the record depends on.
 
     images: fingerprint of the sources.
     """
     content: dict[str, Any] = {"kind": task.kind, "settings": task.identity()}
-    if not isinstance(task, CostTask | GaussianTask):
+    if not isinstance(task, CostTask | GaussianTask | SpeechTask):
         measuring = without_defaults(asdict(scale.measuring), asdict(Measuring()))
         content |= {"images": images, "measuring": measuring}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -260,12 +284,13 @@ class Estimate:
 def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto") -> list[Estimate]:
     """Estimate the training time of each row from a few steps on this machine; nothing is written.
 
-    Finished rows take no time. Rows of one kind have the same time per step, measured once.
+    What rows start from comes first, as rows of their own. Finished rows take no time. Rows of one kind have
+    the same time per step, measured once.
     """
     ms_per_step: dict[str, float | None] = {}
     own = join_processes(device)
     estimates = []
-    for row, task in planned.rows.items():
+    for row, task in (_needed_first(planned) | planned.rows).items():
         finished, ms = planned.results.is_finished(row.id), None
         if not finished and isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
@@ -277,6 +302,28 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
         size = {"steps": task.steps, "parameters": task.parameters()}
         estimates.append(Estimate(row=row, finished=finished, seconds=seconds, **size))
     return estimates
+
+
+def _needed_first(planned: PlannedExperiment) -> dict[PlannedRow, Task]:
+    """Return the tasks that rows wait for and that are no rows themselves, as rows of their own."""
+    asked = {row.id for row in planned.rows}
+    needed: dict[PlannedRow, Task] = {}
+    waiting = [task.before for task in planned.rows.values()]
+    while waiting:
+        task = waiting.pop(0)
+        if task is not None and (id := planned.id_of(task)) not in asked:
+            asked.add(id)
+            row = PlannedRow(
+                row=task.name(),
+                label=f"first its {task.kind}",
+                group="",
+                kind=task.kind,
+                seed=task.seed,
+                id=id,
+            )
+            needed[row] = task
+            waiting.append(task.before)
+    return needed
 
 
 def _ms_per_step(

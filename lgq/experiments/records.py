@@ -1,6 +1,7 @@
 """How the record of a row is made: train and evaluate an autoencoder, tokenizer or generator, or time one."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from lgq.distributed import rank, world_size
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
 from lgq.experiments.quantizer_alone import measure_alone, random_rows, train_alone
+from lgq.experiments.speech import measure_speech, train_speech
 from lgq.experiments.tasks import (
     AutoencoderTask,
     CostTask,
     GaussianTask,
     GeneratorTask,
     LatentsTask,
+    SpeechTask,
     Task,
     TokenizerTask,
 )
@@ -42,6 +45,7 @@ from lgq.metrics.metric_networks import (
 )
 from lgq.metrics.quality import evaluate_tokenizer
 from lgq.models import in_eval_mode
+from lgq.random import Stream, random_order
 from lgq.results import ResultsError
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.generator_trainer import train_generator
@@ -57,7 +61,11 @@ _UNSEEN_SEED = 10**6
 """Seed of the Gaussian vectors that are measured; above all training seeds."""
 _PER_CODE = 8
 """Gaussian vectors per code to count the use of codes."""
+_MEASURED_RECORDINGS = 10
+"""One in so many recordings is measured, and not trained on."""
 _LATENTS_BATCH = 64
+_BUSY = 1.5
+"""Load per core from which on timings mean little; the timings of the row before are a load of 1."""
 _RESAMPLES = 100
 """Resamples of the images behind the deviations of rFID and KID: seconds, and 7% of error."""
 _NO_INCEPTION = dict.fromkeys(RECONSTRUCTION_FEATURE_METRICS, "this row is measured without Inception")
@@ -97,6 +105,8 @@ def make_record(context: Context, task: Task, id: str) -> dict[str, Any]:
             record = _gaussian_record(context, task)
         elif isinstance(task, LatentsTask):
             record = _latents_record(context, task)
+        elif isinstance(task, SpeechTask):
+            record = _speech_record(context, task)
         else:
             ours, *others = measure_cost(task, context.device)
             metrics = {name: value for name, value in ours.items() if not isinstance(value, str)}
@@ -273,6 +283,25 @@ def _latents_record(context: Context, task: LatentsTask) -> dict[str, Any]:
     }
 
 
+def _speech_record(context: Context, task: SpeechTask) -> dict[str, Any]:
+    recordings = context.planned.sources.recordings
+    assert recordings is not None
+    order = torch.from_numpy(random_order(len(recordings), Stream.SUBSET, 0))
+    tenth = max(1, len(order) // _MEASURED_RECORDINGS)
+    measured, learned = order[:tenth], order[tenth:]
+    clips = recordings.clips.to(context.device)
+    tokenizer, curve = train_speech(
+        task.training, clips[learned], seed=task.seed, check_stop=context.check_stop
+    )
+    return {
+        "config": task.settings(),
+        "steps": task.steps,
+        "metrics": measure_speech(tokenizer, clips[measured]),
+        "recordings": len(measured),
+        "curve": curve,
+    }
+
+
 def _cached_latents(context: Context, task: LatentsTask, autoencoder: Tokenizer) -> Float[Tensor, "n c"]:
     """Return the latents of training images, in bf16; encoded once for all quantizers."""
     file = context.planned.results.latents(f"{context.planned.id_of(task.start)}-{task.images}")
@@ -368,7 +397,19 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
 
 
 def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
-    """Time the implementations of a quantizer, ours first, and the networks around it."""
+    """Time the implementations of a quantizer, ours first, and the networks around it.
+
+    `load` is the mean number of processes that wanted a core in the minute before.
+    """
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > _BUSY * cores:
+        _log.warning(
+            "the machine is busy (load %.1f, %d cores): times of %s will be high and uncertain; remove its "
+            "record and run the same command when the machine is idle.",
+            load,
+            cores,
+            task.name(),
+        )
     settings = QuantizerBenchmark(
         sizes=(task.codebook_size,),
         quantizers=(task.quantizer,),
@@ -380,6 +421,7 @@ def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
     )
     around = networks_ms(task.around, task.tokens, device, repeats=task.repeats)
     return [
-        asdict(row) | {"networks_ms": around, "share_of_step": None if row.ms is None else row.ms / around}
+        asdict(row)
+        | {"load": load, "networks_ms": around, "share_of_step": None if row.ms is None else row.ms / around}
         for row in run_benchmark(settings)
     ]

@@ -33,7 +33,7 @@ class PlannedRow:
     group: str
     """Heading that the row shares with others, such as a codebook size; may be empty."""
     kind: str
-    """autoencoder, tokenizer, generator, gaussian, latents or cost."""
+    """autoencoder, tokenizer, generator, gaussian, latents, speech or cost."""
     seed: int
     id: str
     """Id of the run."""

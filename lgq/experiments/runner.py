@@ -21,8 +21,9 @@ from lgq.distributed import broadcast_from_first, join_processes, rank
 from lgq.experiments.plan import Estimate, Images, PlannedExperiment, estimate_rows, open_sources, plan_rows
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
+from lgq.experiments.scales import WarmStart, named_scale
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import Task, WarmStart, named_scale
+from lgq.experiments.tasks import Task
 from lgq.files import LockError, directory_lock, make_directory
 from lgq.results import ResultsError
 from lgq.training.loop import INTERRUPTED, stop_on_signals
@@ -82,6 +83,7 @@ def experiment(
     *,
     val_data: Images | None = None,
     show: Images | None = None,
+    recordings: str | Path | None = None,
     seeds: int | None = None,
     shard: str | None = None,
     only: Sequence[str] = (),
@@ -101,6 +103,7 @@ def experiment(
     out: results directory, which several processes and machines may share.
     val_data: images for validation and evaluation; None takes the training images.
     show: images of which every row shows eight; None takes the validation images.
+    recordings: folder or tar of WAV files (16 bits, one channel), for "modality".
     seeds: number of training seeds, from 0 on; None takes the experiment's own.
     shard: "i/n", the i-th of n calls that share the rows; None takes all rows.
     only: labels, groups or names of rows; none takes all rows.
@@ -115,7 +118,7 @@ def experiment(
     settings = settings.adjusted(
         steps=steps, generator_steps=generator_steps, precision=precision, warm_start=warm_start
     )
-    sources = open_sources(data, val_data, show)
+    sources = open_sources(data, val_data, show, recordings)
     planned = plan_rows(table, settings, sources, out, seeds=seeds, shard=shard, only=only)
     if val_data is None:
         _log.info("no validation data: validating and evaluating on the training images.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from lgq.distributed import join_processes
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.tokenizer import Tokenizer, load_tokenizer
 

@@ -17,8 +17,7 @@ from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png
 from lgq.distributed import rank, wait_for_all, world_size
-from lgq.files import write_file
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 

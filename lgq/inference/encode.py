@@ -25,8 +25,8 @@ from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, Tok
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQWarning
-from lgq.files import named_disk_errors
-from lgq.hub import TOKENIZER, WeightsChoice, copy_tokenizer, require_room_for_copy
+from lgq.files import WeightsChoice, named_disk_errors
+from lgq.hub import TOKENIZER, copy_tokenizer, require_room_for_copy
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer

@@ -23,8 +23,7 @@ from lgq.data.images import read_stored_image
 from lgq.data.transforms import centre_crop, render, to_png
 from lgq.distributed import rank
 from lgq.errors import LGQError
-from lgq.files import write_file
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.inference.sample import is_one_picture
 from lgq.models.sampling import Sampling
@@ -109,7 +108,7 @@ def inpaint(
         redrawn = generator.inpaint(shown, masks, labels, sampling, seed=batch_seed(seed, first))
         tokens.append(redrawn.cpu())
         decoded = generator.tokenizer.decode(redrawn).cpu()
-        images.append(decoded if keep_decoded else _pasted(pixels, decoded, masked, factor))
+        images.append(decoded if keep_decoded else paste_back(pixels, decoded, masked, factor))
         on_progress(first + size, count)
     area = hidden.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
     result = Inpainted(torch.cat(images), torch.cat(tokens), original[0].cpu(), area)
@@ -140,7 +139,7 @@ def _resolve_mask(
     return mask
 
 
-def _pasted(
+def paste_back(
     image: Float[Tensor, "3 s s"], decoded: Float[Tensor, "c 3 s s"], mask: Bool[Tensor, "s s"], factor: int
 ) -> Float[Tensor, "c 3 s s"]:
     """Return decoded pixels where the mask is true, the image's own elsewhere, and a blend at the border.

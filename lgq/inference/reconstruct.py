@@ -13,8 +13,7 @@ from lgq.data.folder import FileDataset
 from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
 from lgq.data.transforms import padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
-from lgq.files import write_file
-from lgq.hub import WeightsChoice
+from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
@@ -81,7 +80,8 @@ def reconstruct(
         else:
             height, width = original.shape[2:]
             padded = padded_to_multiple(original, tokenizer.factor).to(tokenizer.device)
-            decoded = tokenizer.decode(tokenizer.encode(padded))[..., :height, :width]
+            grid = (padded.shape[2] // tokenizer.factor, padded.shape[3] // tokenizer.factor)
+            decoded = tokenizer.decode(tokenizer.encode(padded), grid)[..., :height, :width]
             reconstruction = decoded.to("cpu", original.dtype)
             write_file(Path(out, name), to_png(original[0], reconstruction[0]))
             done.append(ReconstructedImage(path, Path(out, name), psnr(original, reconstruction).item()))

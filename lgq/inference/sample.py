@@ -29,13 +29,13 @@ from lgq.errors import LGQError
 from lgq.files import (
     DamagedFileError,
     Fingerprint,
+    WeightsChoice,
     json_bytes,
     require_writable,
     sealed_json,
     unsealed_json,
     write_file,
 )
-from lgq.hub import WeightsChoice
 from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling

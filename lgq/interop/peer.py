@@ -17,6 +17,9 @@ from lgq.errors import LGQError, LGQWarning
 from lgq.quantizers import BSQ, FSQ, LFQ, VQ, Grouped, ProjectedVQ, Quantizer, Residual, SimVQ
 from lgq.quantizers.base import Projection
 
+_INVERSE_TEMPERATURE = 100.0
+"""Inverse temperature of the peer's LFQ, an argument of its `forward`."""
+
 
 @torch.no_grad()
 def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None = None) -> Quantizer:
@@ -171,13 +174,16 @@ def _lfq(module: Any, channel_dim: int) -> Quantizer:
         soft_clamp_input_value=module.soft_clamp_input_value,
         experimental_softplus_entropy_loss=module.experimental_softplus_entropy_loss,
     )
-    kind = BSQ if module.spherical else LFQ
+    kind, bits = BSQ if module.spherical else LFQ, module.codebook_size.bit_length() - 1
+    # As published, BSQ divides entropies by the inverse temperature and adds up the bits of a distance.
+    entropy_scale, commitment_scale = (_INVERSE_TEMPERATURE, 1 / bits) if module.spherical else (1.0, 1.0)
     q = kind(
         module.dim,
         module.codebook_size,
         channel_dim=channel_dim,
-        entropy_weight=module.entropy_loss_weight,
-        commitment_weight=module.commitment_loss_weight,
+        entropy_weight=module.entropy_loss_weight * entropy_scale,
+        commitment_weight=module.commitment_loss_weight * commitment_scale,
+        inverse_temperature=_INVERSE_TEMPERATURE,
         seed=0,
     )
     # There, the first bit is the highest of the index, and here the lowest.

@@ -9,7 +9,7 @@ b = images, s = their side in pixels.
 Under torchrun each process takes a share of the images, and the result is that of one process to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from lgq.metrics.code_usage import CodeUsage
 from lgq.metrics.features import SAMPLE, FeatureSet
 from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
-from lgq.metrics.reconstruction import ReconstructionQuality
+from lgq.metrics.reconstruction import ReconstructionQuality, psnr
 from lgq.metrics.reference import CachedFeatures
 from lgq.models import in_eval_mode
 from lgq.models.inception import FEATURES
@@ -178,6 +178,9 @@ def evaluate_tokenizer(
 ) -> ReconstructionEvaluation:
     """Reconstruct centre crops, in eval mode and in the precision of the weights, and measure them.
 
+    Where there are several stages or scales, each has its own `utilization/i` and `perplexity/i`, and
+    `psnr/i` is that of images decoded from levels 0 to i.
+
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
     resamples: number of random resamples of the images that give rFID and KID a standard deviation.
     """
@@ -186,15 +189,42 @@ def evaluate_tokenizer(
         device, image_size=image_size, batch_size=batch_size, workers=workers
     )
     options: dict[str, Any] = {"use_cache": use_cache, "resamples": resamples, "on_progress": on_progress}
+    reconstruct, psnr_sums = reconstruct_with(tokenizer), torch.zeros(tokenizer.levels, dtype=torch.float64)
+
+    def reconstruct_levels(images: Images) -> tuple[Images, Codes]:
+        reconstruction, codes = reconstruct(images)
+        coarser = _from_first_levels(tokenizer, codes, images)
+        for i, pictures in enumerate([*coarser, reconstruction]):
+            psnr_sums[i] += psnr(images, pictures).double().sum().cpu()
+        return reconstruction, codes
+
     with in_eval_mode(tokenizer):
         evaluation = evaluate_reconstructions(
-            reconstruct_with(tokenizer), codes, ImageLoader(data, settings), networks, device, **options
+            reconstruct if tokenizer.levels == 1 else reconstruct_levels,
+            codes,
+            ImageLoader(data, settings),
+            networks,
+            device,
+            **options,
         )
     if tokenizer.levels == 1:
         return evaluation
     by_level = enumerate(evaluation.usage.by_stage(tokenizer.levels))
     own = {f"{name}/{i}": getattr(usage, name) for i, usage in by_level for name in _PER_LEVEL}
+    means = (sum_over_ranks(psnr_sums) / evaluation.images).tolist()
+    own |= {f"psnr/{i}": value for i, value in enumerate(means)}
     return replace(evaluation, metrics=evaluation.metrics | own)
+
+
+def _from_first_levels(tokenizer: Tokenizer, codes: Codes, images: Images) -> Iterator[Images]:
+    """Decode images from the first stage or scale, the first two, and so on, but not from all.
+
+    codes: as `reconstruct_with` returns them.
+    """
+    tokens = codes % tokenizer.codebook_size
+    grid = (images.shape[2] // tokenizer.factor, images.shape[3] // tokenizer.factor)
+    for levels in range(1, tokenizer.levels):
+        yield tokenizer.decode(tokenizer.first_levels(tokens, levels, grid), grid).float()
 
 
 def reconstruct_with(tokenizer: Tokenizer) -> Reconstruct:

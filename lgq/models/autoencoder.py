@@ -194,7 +194,7 @@ class ChannelNorm(nn.LayerNorm):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         # Channels-last is the layout that LayerNorm works in, so nothing is copied there.
-        normalized = super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        normalized = super().forward(x.movedim(1, 3)).movedim(3, 1)
         return normalized.contiguous() if x.is_contiguous() else normalized
 
 

@@ -41,6 +41,12 @@ def tiles(h: int, w: int, *, side: int, halo: int) -> Iterator[Tile]:
         yield Tile(*(_pair(pair) for pair in zip(rows, columns, strict=True)))
 
 
+def tile_at(h: int, w: int, rows: slice, columns: slice, *, halo: int) -> Tile:
+    """Return the tile of these rows and columns of a grid."""
+    sides = (_with_halo(rows.start, rows.stop, h, halo), _with_halo(columns.start, columns.stop, w, halo))
+    return Tile(*(_pair(pair) for pair in zip(*sides, strict=True)))
+
+
 def in_tiles(
     network: Callable[[Tensor], Tensor],
     x: Float[Tensor, "b c _ _"],
@@ -72,8 +78,13 @@ def _cut(length: int, side: int, halo: int) -> Iterator[tuple[slice, slice, slic
     parts = -(-length // side)
     edges = [i * length // parts for i in range(parts + 1)]
     for start, stop in pairwise(edges):
-        first = max(0, start - halo)
-        yield slice(start, stop), slice(first, min(length, stop + halo)), slice(start - first, stop - first)
+        yield _with_halo(start, stop, length, halo)
+
+
+def _with_halo(start: int, stop: int, length: int, halo: int) -> tuple[slice, slice, slice]:
+    """Return core, padded and inner of a part of a row of tokens."""
+    first = max(0, start - halo)
+    return slice(start, stop), slice(first, min(length, stop + halo)), slice(start - first, stop - first)
 
 
 def _pair(slices: Iterator[slice] | tuple[slice, ...]) -> tuple[slice, slice]:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lgq.checks import needs_plain_formulas
 from lgq.errors import LGQError
-from lgq.ops.dense_assignment import dense_assignment
 from lgq.ops.numerics import full_float32, min_log_weight
 from lgq.ops.search import (
     Score,
     Scores,
     blockwise_argmax,
     check_score_inputs,
+    dense_scores,
     score_centre,
     score_dtype,
     tile_rows,
@@ -88,6 +88,28 @@ def _temperature(tau: float | Tensor, z: Tensor, codes: Tensor) -> Tensor:
     if not 0 < tau < float("inf"):
         raise LGQError(f"`tau` must be positive and finite, got {tau}; `nearest_codes` is the limit of 0.")
     return torch.full((), tau, dtype=score_dtype(z, codes), device=z.device)
+
+
+def dense_assignment(
+    z: Float[Tensor, "n c"],
+    codes: Float[Tensor, "k c"],
+    tau: float | Float[Tensor, ""],
+    *,
+    score: str,
+    codebook_gradient: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the fields of `SoftAssignment` by plain formulas, with n x k matrices and autograd's gradients.
+
+    For programs that cannot call the operator, such as those that `torch.func` transforms.
+    """
+    scores = dense_scores(z, codes, score)
+    indices = scores.argmax(1)
+    log_p = (scores / tau).log_softmax(1)
+    p, rows = log_p.exp(), codes.to(scores.dtype)
+    soft, chosen = p @ (rows.detach() if codebook_gradient == "hard" else rows), rows[indices]
+    # The difference first: it is exactly 0, so the value is the code to the last bit.
+    output = (chosen.detach() if codebook_gradient == "soft" else chosen) + (soft - soft.detach())
+    return output.to(z.dtype), indices, p.square().sum(1), -(p * log_p).sum(1), p.mean(0)
 
 
 def assign_in_tiles(

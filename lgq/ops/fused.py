@@ -421,3 +421,5 @@ def _register(operator: Any, fused: Callable[..., Any], tiled: Callable[..., Any
 _register(assignment._soft_assignment, assign_fused, assignment.assign_in_tiles, 0)
 _register(assignment._soft_assignment_backward, gradients_fused, assignment.gradients_in_tiles, 4)
 _register(search._nearest_codes, search_fused, search.search_in_tiles, 0)
+if INTERPRETED:
+    search.search_on_cpu = search._nearest_codes

@@ -1,6 +1,6 @@
 """The nearest code of each vector, by scores in tiles.   n = vectors, k = codes, c = channels."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
@@ -39,7 +39,8 @@ def nearest_codes(
     if needs_plain_formulas():
         indices = dense_scores(z, codes, score).argmax(1)
         return NearestCodes(indices, codes[indices])
-    return NearestCodes(*_nearest_codes(z, codes, score))
+    is_plain = z.is_cpu and type(z) is Tensor and not torch.compiler.is_compiling()
+    return NearestCodes(*(search_on_cpu if is_plain else _nearest_codes)(z, codes, score))
 
 
 def sample_codes(
@@ -58,6 +59,11 @@ def sample_codes(
 def search_in_tiles(z: Tensor, codes: Tensor, score: str) -> tuple[Tensor, Tensor]:
     """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
     return _best_in_tiles(z, codes, score, 0.0)
+
+
+search_on_cpu: Callable[[Tensor, Tensor, str], tuple[Tensor, Tensor]] = search_in_tiles
+"""Search of plain tensors on the CPU. The first call of an operator imports the compiler of torch, which
+takes a second; only where the kernels of `lgq.ops.fused` are interpreted on the CPU, it is the operator."""
 
 
 def _best_in_tiles(z: Tensor, codes: Tensor, score: str, temperature: float) -> tuple[Tensor, Tensor]:

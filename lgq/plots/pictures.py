@@ -1,4 +1,4 @@
-"""Pictures of images, as PNG: beside their reconstructions, token maps, codebooks, samples, inpainting.
+"""Pictures of images, as PNG: reconstructions, token maps, codebooks, samples, inpainting.
 
 b = images, h w = height and width (of an image in pixels, of tokens in tokens), s = side of a square image,
 k = codes, m = patches per code, p = side of a patch in pixels, c = results. Images are RGB in [-1, 1].
@@ -85,6 +85,29 @@ def reconstruction_grid(
         sheet.paste(pixels(reconstruction, scale), (left, top + height + GAP // 2))
         middle = (left + width // 2, top + 2 * height + GAP)
         write(sheet, middle, remark, colour=FAINT, size=SMALL_TEXT, anchor="ma")
+    return sheet_png(sheet)
+
+
+def progression(
+    rows: Mapping[str, Float[Tensor, "b 3 h w"]], *, caption: str, scale: int | None = None
+) -> bytes:
+    """Draw rows of the same images, each beside its name: the images, and coarse to fine reconstructions.
+
+    scale: factor of enlargement; None enlarges small images.
+    """
+    require_at_least(1, rows=len(rows))
+    images = next(iter(rows.values()))
+    scale = scale or _scale(images)
+    require_at_least(1, images=len(images), scale=scale)
+    height, width = (scale * side for side in images.shape[2:])
+    label = max(map(text_width, rows)) + MARGIN
+    across = max(label + len(images) * (width + GAP) - GAP, text_width(caption))
+    sheet = blank_sheet(across, len(rows) * (height + GAP) - GAP, caption)
+    for row, (name, pictures) in enumerate(rows.items()):
+        top = MARGIN + LINE + row * (height + GAP)
+        write(sheet, (MARGIN, top + height // 2), name, anchor="lm")
+        for column, picture in enumerate(pictures):
+            sheet.paste(pixels(picture, scale), (MARGIN + label + column * (width + GAP), top))
     return sheet_png(sheet)
 
 

@@ -42,7 +42,7 @@ class VQ(DataInitQuantizer):
     codebook_weight: weight of the mean squared difference that pulls codes to their vectors, where codes
         learn by gradient.
     matching_weight: weight of the Wasserstein distance between the Gaussians of latents and codes, where
-        codes learn by gradient: it moves all codes to where latents are.
+        codes learn by gradient: it moves all codes to where latents are, and leaves latents as they are.
     noise_variance: variance of the noise in the direction of `step`.
     sample_temperature: above 0, training draws codes with probability softmax(score / temperature).
     restart_below: running count below which a dead code is moved to a latent of the batch; None never does.
@@ -145,7 +145,7 @@ class VQ(DataInitQuantizer):
             terms["codebook"] = mse(codes, z.detach())
             loss = loss + self.codebook_weight * terms["codebook"]
             if self.matching_weight:
-                terms["matching"] = gaussian_distance(z, codebook.to(z.dtype))
+                terms["matching"] = gaussian_distance(z.detach(), codebook.to(z.dtype))
                 loss = loss + self.matching_weight * terms["matching"]
         if self.gradient == "step":
             output = step_to(z, codes, noise_variance=self.noise_variance if self.training else 0.0)

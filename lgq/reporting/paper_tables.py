@@ -57,6 +57,7 @@ BASES = {
     "training": Basis(lambda run: run.setting("batch_size"), "training images per step"),
     "steps": Basis(lambda run: run.record.get("steps"), "training steps"),
     "vectors": Basis(lambda run: run.setting("tokens"), "vectors per step"),
+    "recordings": Basis(lambda run: run.record.get("recordings"), "recordings"),
 }
 """What columns are measured on, by their `on`."""
 
@@ -352,7 +353,9 @@ def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence
 def own_table(results: ResultSet, plan: Plan) -> Table:
     """An experiment without a table in the paper: all rows, with the columns that some run has."""
     runs = results.select(plan.experiment)
-    measured = tuple(name for name in (*RECONSTRUCTION, "l1", "mse") if sample_of(runs, name))
+    measured = tuple(
+        name for name in (*RECONSTRUCTION, "l1", "mse", "snr", "spectral_distance") if sample_of(runs, name)
+    )
     spec = TableSpec(
         title=plan.title,
         about=plan.about,

@@ -161,9 +161,7 @@ class RunRecord:
         """Settings that all seeds of a row share, by their dotted names; None is as good as no setting."""
         settings = flat_settings(self.record.get("config"))
         return {
-            name: value
-            for name, value in settings.items()
-            if value is not None and not _OF_A_SEED.fullmatch(name)
+            name: value for name, value in settings.items() if value is not None and not is_of_a_seed(name)
         }
 
     @property
@@ -264,6 +262,11 @@ def _lookup(content: Any, name: str) -> Any:
     for part in name.split("."):
         content = content.get(part) if isinstance(content, dict) else None
     return content
+
+
+def is_of_a_seed(setting: str) -> bool:
+    """Whether seeds of a row may differ in a setting."""
+    return _OF_A_SEED.fullmatch(setting) is not None
 
 
 def flat_settings(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -99,7 +99,9 @@ def picture(results: ResultSet) -> bytes:
         axes.set_title(panel.title, loc="left")
         axes.set_xlabel(panel.label)
         if not any(lines.values()):
-            axes.annotate("not run yet", (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
+            earlier = any(runs for _, runs in results.rows(panel.experiment))
+            reason = "only runs of an earlier protocol" if earlier else "not run yet"
+            axes.annotate(reason, (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
             axes.set(xticks=[], yticks=[])
             continue
         for name, points in lines.items():

@@ -166,4 +166,5 @@ def _tokenizer(run: TokenizerRun) -> Tokenizer:
         stages=run.stages,
         scales=run.scales,
         quantizer_options={"seed": run.seed} | run.quantizer_options,
+        image_size=run.image_size,
     )

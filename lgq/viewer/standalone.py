@@ -18,9 +18,10 @@ import numpy as np
 from lgq.errors import LGQError
 from lgq.files import write_file
 from lgq.progress import Progress, unwatched
-from lgq.viewer.answers import codebook_packet, encoding_packet, history_packet, page_files
-from lgq.viewer.packets import pack
-from lgq.viewer.studio import SIZES, Model, Studio
+from lgq.viewer import page_files
+from lgq.viewer.album import SIZES
+from lgq.viewer.packets import codebook_packet, encoding_packet, history_packet, pack
+from lgq.viewer.studio import Model, Studio
 
 _SIZE, _MOST_PICTURES = 256, 8
 _MANY_CODES, _FEW_PATCHES = 1024, 4
@@ -36,7 +37,7 @@ def export_page(
     """
     if size not in SIZES:
         raise LGQError(f"the size must be one of {', '.join(map(str, SIZES))} pixels, got {size}.")
-    pictures = list(studio.pictures)[:_MOST_PICTURES]
+    pictures = list(studio.album.pictures)[:_MOST_PICTURES]
     steps = len(studio.models) * (len(pictures) + 1)
     answers: dict[str, Any] = {"/api/state": _state(studio, pictures, size)}
     for picture in pictures:
@@ -62,7 +63,7 @@ def _state(studio: Studio, pictures: list[int], size: int) -> dict[str, Any]:
 
 def _thumbnail(studio: Studio, picture: int) -> str:
     buffer = io.BytesIO()
-    studio.thumbnail(picture).save(buffer, "JPEG", quality=85)
+    studio.album.thumbnail(picture).save(buffer, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{b64encode(buffer.getvalue()).decode()}"
 
 

@@ -1,18 +1,15 @@
-"""The models and pictures behind the page, and what is computed with them.   h w = height and width.
+"""The models behind the page, and what is computed with them.   h w = height and width.
 
-Pictures come from the data set of the command line, or from the browser as bytes: a browser names a picture
-by its number, never by a path. One thread computes at a time; studies of codebooks run in the background and
-let every request go first.
+One thread computes at a time; studies of codebooks run in the background and let every request go first.
 """
 
-import json
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -24,18 +21,21 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
-from lgq.data import ImageDataset, SampleDataset
-from lgq.data.images import BrokenImage, StoredImage
+from lgq.data import ImageDataset, SampleDataset, open_dataset
 from lgq.data.loader import evenly_spread
-from lgq.data.photographs import PHOTOGRAPHS, TILE_SIDE, photograph_pixels
-from lgq.data.transforms import cropped_to_multiple, to_tensor
+from lgq.data.photographs import TILE_SIDE
+from lgq.data.transforms import to_tensor
+from lgq.distributed import resolve_device
 from lgq.errors import LGQError
-from lgq.maskgit import MaskGIT
+from lgq.files import WeightsChoice
+from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.reconstruction import psnr
 from lgq.models.sampling import Order, Sampling
 from lgq.quantizers import QUANTIZERS
-from lgq.tokenizer import Tokenizer
+from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.run_directory import count_codebooks, read_codebooks
+from lgq.viewer import NoSuchThing
+from lgq.viewer.album import SIZES, Album
 from lgq.viewer.code_gallery import (
     CodeGallery,
     PlaneMethod,
@@ -46,22 +46,15 @@ from lgq.viewer.code_gallery import (
     stage_quantizer,
 )
 
-SIZES = (128, 256, 384, 512, 768)
-"""Longest side of a picture in pixels, by choice of the user."""
-MOST_PIXELS = 2**20
-"""Largest image that tokens may decode to, in pixels."""
-_MOST_UPLOADS, _MOST_PICTURES, _CACHED = 16, 24, 24
+SHIPPED = "photo-f8"
+"""Tokenizer that is shown if none is named."""
+FIRST_SIZE = 256
+"""Choice that the page begins with."""
+_CACHED = 24
 _STUDY_SIDE, _STUDY_PIXELS = 256, 96 * 2**16
 """Side of the images that codes are studied on, and pixels in all: some seconds of two cores."""
 _MOST_STEPS = 32
 """Validations that the time slider shows, evenly spread."""
-_THUMBNAIL = 96
-_TOKEN_FORMAT = "lgq-tokens-1"
-_FIRST = "chelsea.png"
-
-
-class NoSuchThing(LGQError):  # noqa: N818 - the request names something that is not there
-    """A model, a picture or a code that does not exist."""
 
 
 @dataclass
@@ -97,14 +90,6 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture to look at; its pixels are read when they are asked for."""
-
-    name: str
-    read: Callable[[], Image.Image]
-
-
-@dataclass(frozen=True)
 class Encoding:
     """A picture, its tokens and what they decode to."""
 
@@ -137,6 +122,10 @@ class DrawnStep(NamedTuple):
     """What the tokens decode to, with the most frequent code where they are undecided."""
 
 
+class _Closed(Exception):  # noqa: N818 - nothing went wrong
+    """The studio was closed."""
+
+
 class Studio:
     """Models, pictures and a generator, with everything that the page asks of them.
 
@@ -157,15 +146,17 @@ class Studio:
                 )
             # Faster on most processors.
             model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._multiple = math.lcm(*(model.tokenizer.factor for model in self.models))
-        self.pictures: OrderedDict[int, Picture] = OrderedDict(enumerate(_pictures_of(data)))
-        self._next_picture = len(self.pictures)
+        self.album = Album(data, multiple=math.lcm(*(model.tokenizer.factor for model in self.models)))
         self._study_side = TILE_SIDE if data is None else _STUDY_SIDE
         self._data: ImageDataset = data or _all_photographs()
         self._encodings: OrderedDict[tuple[int, int, int], Encoding] = OrderedDict()
         self._planes: dict[tuple[int, int, str], np.ndarray] = {}
-        self._turn, self._waiting, self._pictures_lock = threading.Lock(), 0, threading.Lock()
-        self._uploads: list[int] = []
+        self._turn, self._waiting, self._remembering = threading.Lock(), 0, threading.Lock()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Let the study of the codes end before its next batch."""
+        self._closed.set()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -181,7 +172,9 @@ class Studio:
     def background_turn(self) -> Iterator[None]:
         """Wait for the processor until no request needs it."""
         while self._waiting:
-            threading.Event().wait(0.01)
+            self._closed.wait(0.01)
+        if self._closed.is_set():
+            raise _Closed
         with self._turn:
             yield
 
@@ -194,10 +187,11 @@ class Studio:
 
     def study(self) -> None:
         """Collect the codes of all models, one after the other; meant for a thread of its own."""
-        for number, model in enumerate(self.models):
-            self.study_model(model)
-            for stage in range(len(model.galleries)):
-                self.plane(number, stage, "pca")  # so that the map is there when it is asked for
+        with suppress(_Closed):
+            for number, model in enumerate(self.models):
+                self.study_model(model)
+                for stage in range(len(model.galleries)):
+                    self.plane(number, stage, "pca")  # so that the map is there when it is asked for
 
     def study_model(self, model: Model) -> None:
         """Collect the codes of a model over the data set."""
@@ -216,6 +210,8 @@ class Studio:
                 turn=self.background_turn,
                 on_progress=note,
             )
+        except _Closed:
+            raise
         except LGQError as error:
             model.problem = str(error)
         except Exception as error:
@@ -263,44 +259,24 @@ class Studio:
             planes_over_time(codes) if len(codes) == len(snapshots) else None,
         )
 
-    # Pictures
-
-    def add_picture(self, data: bytes, name: str) -> int:
-        """Take a picture from the browser and return its number; the oldest upload makes room."""
-        pixels = _reduced(StoredImage(data, name))
-        _fit(pixels, SIZES[0], self._multiple, name)
-        with self._pictures_lock:
-            number, self._next_picture = self._next_picture, self._next_picture + 1
-            self.pictures[number] = Picture(name, lambda: pixels)
-            self._uploads.append(number)
-            if len(self._uploads) > _MOST_UPLOADS:
-                del self.pictures[self._uploads.pop(0)]
-        return number
-
-    def picture(self, number: int) -> Picture:
-        picture = self.pictures.get(number)
-        if picture is None:
-            raise NoSuchThing(f"there is no picture {number} any more: open it again.")
-        return picture
-
-    def thumbnail(self, number: int) -> Image.Image:
-        """Return a small copy of a picture."""
-        image = self.picture(number).read().copy()
-        image.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
-        return image
-
     # Tokens
 
     def encode(self, model: int, picture: int, size: int) -> Encoding:
         """Return a picture of the chosen size with its tokens and their reconstruction."""
         if size not in SIZES:
             raise LGQError(f"the size must be one of {', '.join(map(str, SIZES))} pixels, got {size}.")
-        key, tokenizer, shown = (model, picture, size), self.model(model).tokenizer, self.picture(picture)
+        key, tokenizer, shown = (model, picture, size), self.model(model).tokenizer, self.album[picture]
         known = self._encodings.get(key)
         if known is not None:
             return known
-        pixels = _fit(shown.read(), size, self._multiple, shown.name)
-        return self._remember(key, self.encode_pixels(tokenizer, to_tensor(pixels)[None]))
+        pixels = to_tensor(self.album.fitted(shown, size))
+        return self._remember(key, self.encode_pixels(tokenizer, pixels[None]))
+
+    def encode_first(self) -> None:
+        """Encode the picture that the page begins with, so that it is there when it is asked for."""
+        for picture in list(self.album.pictures)[:1]:
+            with suppress(LGQError):  # the page will say why
+                self.encode(0, picture, FIRST_SIZE)
 
     def encode_pixels(self, tokenizer: Tokenizer, pixels: Float[Tensor, "1 3 height width"]) -> Encoding:
         original = pixels.to(tokenizer.device)
@@ -309,69 +285,31 @@ class Studio:
             return Encoding(original, tokens, tokenizer.decode(tokens))
 
     def _remember(self, key: tuple[int, int, int], encoding: Encoding) -> Encoding:
-        with self._pictures_lock:
+        with self._remembering:
             self._encodings[key] = encoding
             if len(self._encodings) > _CACHED:
                 self._encodings.popitem(last=False)
         return encoding
 
     def decode(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> Float[Tensor, "1 3 height width"]:
-        """Return the image of tokens.
-
-        All of it: GroupNorm and attention of the decoder carry a change of one token to every pixel.
-        """
+        """Return the image of tokens."""
         tokenizer = self.model(model).tokenizer
         with self.turn():
             return tokenizer.decode(tokens.to(tokenizer.device))
 
-    def tokens_of(self, model: int, shape: Any, values: Any) -> Int64[Tensor, "1 h w *stages"]:
-        """Return tokens that a browser sent, checked; shape: height and width in tokens."""
-        tokenizer = self.model(model).tokenizer
-        if not (isinstance(shape, list) and len(shape) == 2 and all(type(side) is int for side in shape)):
-            raise LGQError("the shape of tokens must be [height, width].")
-        height, width = shape
-        most = MOST_PIXELS // tokenizer.factor**2
-        if height < 1 or width < 1 or height * width > most:
-            raise LGQError(f"{height} x {width} tokens are not between 1 and {most:,} in all.")
-        count = height * width * tokenizer.stages
-        if not isinstance(values, list) or len(values) != count:
-            raise LGQError(f"{height} x {width} tokens in {tokenizer.stages} stage(s) are {count:,} numbers.")
-        if not set(map(type, values)) <= {int}:
-            raise LGQError("tokens must be whole numbers.")
-        if min(values) < 0 or max(values) >= tokenizer.codebook_size:
-            wrong = min(values) if min(values) < 0 else max(values)
-            raise LGQError(
-                f"token {wrong} is outside 0..{tokenizer.codebook_size - 1}, the codes of "
-                f"{self.model(model).name}."
+    def decode_change(
+        self, model: int, tokens: Int64[Tensor, "1 h w *stages"], changed: tuple[int, int, int, int]
+    ) -> tuple[Float[Tensor, "1 3 _ _"], tuple[int, int]]:
+        """Return the part of an image that a change of its tokens can reach, with its top and left pixel.
+
+        changed: top, left, bottom and right of the tokens that have changed.
+        """
+        tokenizer, (top, left, bottom, right) = self.model(model).tokenizer, changed
+        with self.turn():
+            part, place = tokenizer.decode_around(
+                tokens.to(tokenizer.device), slice(top, bottom), slice(left, right)
             )
-        tokens = torch.tensor(values, dtype=torch.int64).view(1, height, width, tokenizer.stages)
-        return tokens if tokenizer.stages > 1 else tokens[..., 0]
-
-    def read_token_file(self, model: int, data: bytes) -> Int64[Tensor, "1 h w *stages"]:
-        """Return the tokens of a file that the page saved; the file must be of this model."""
-        try:
-            content = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise LGQError("this is not a file of tokens: it is not JSON.") from error
-        if not isinstance(content, dict) or content.get("format") != _TOKEN_FORMAT:
-            raise LGQError(f"this is not a file of tokens: its format is not {_TOKEN_FORMAT}.")
-        chosen = self.model(model)
-        if content.get("fingerprint") != chosen.tokenizer.fingerprint():
-            made_by = str(content.get("tokenizer", "another tokenizer"))[:80]
-            raise LGQError(f"these tokens were made by {made_by}, whose codes mean other things.")
-        return self.tokens_of(model, content.get("shape"), content.get("tokens"))
-
-    def token_file(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> bytes:
-        """Return tokens as a file that `read_token_file` reads."""
-        chosen = self.model(model)
-        content = {
-            "format": _TOKEN_FORMAT,
-            "tokenizer": chosen.name,
-            "fingerprint": chosen.tokenizer.fingerprint(),
-            "shape": list(tokens.shape[1:3]),
-            "tokens": tokens.flatten().tolist(),
-        }
-        return json.dumps(content).encode()
+        return part, (place[0].start, place[1].start)
 
     def lpips(self, encoding: Encoding) -> float:
         """Return LPIPS of a reconstruction; an error with the way out where its weights are missing."""
@@ -383,7 +321,7 @@ class Studio:
 
     def square(self, picture: int) -> Encoding:
         """Return the centre square of a picture as the generator's images are, with its tokens."""
-        generator, shown = self._generator(), self.picture(picture)
+        generator, shown = self._generator(), self.album[picture]
         side = generator.image_size
         pixels = ImageOps.fit(shown.read(), (side, side), Image.Resampling.BICUBIC)
         return self.encode_pixels(generator.tokenizer, to_tensor(pixels)[None])
@@ -401,16 +339,24 @@ class Studio:
         """Draw an image of a class, or redraw the tokens of a picture where the mask is true.
 
         on_step: is called after each step; an error that it raises ends the drawing.
+
+        Around the mask, a picture keeps its own pixels, as `lgq.inpaint` has it.
         """
+        from lgq.inference.inpaint import paste_back  # imports matplotlib
+
         generator = self._generator()
         shape, masked = (1, *generator.token_shape), generator.transformer.mask_token
+        factor, original = generator.tokenizer.factor, None
 
         def show(step: int, steps: int, flat: Tensor, likely: Tensor) -> None:
             tokens, undecided = flat.view(shape), flat.view(shape) == masked
             # The decoder needs a code everywhere: undecided tokens take the most frequent one, and the page
             # covers them.
             some = int(flat[flat != masked].mode().values) if (flat != masked).any() else 0
-            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some))
+            image = generator.tokenizer.decode(tokens.masked_fill(undecided, some)).cpu()
+            if original is not None and mask is not None:
+                area = mask.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+                image = paste_back(original.original[0], image, area, factor)
             shown = tokens.masked_fill(undecided, -1).reshape(*shape[1:3], -1)
             probabilities = likely.view(shape).reshape(*shape[1:3], -1).float()
             on_step(DrawnStep(step, steps, shown.cpu(), probabilities.cpu(), image))
@@ -424,9 +370,9 @@ class Studio:
                 raise LGQError(f"the mask must have {shape[1]} x {shape[2]} places, got {tuple(mask.shape)}.")
             if not mask.any():
                 raise LGQError("nothing is painted: paint over the tokens to redraw.")
-        tokens = self.square(picture).tokens
+        original = self.square(picture)
         with self.turn():
-            generator.inpaint(tokens, mask[None], [number], sampling, seed=seed, on_step=show)
+            generator.inpaint(original.tokens, mask[None], [number], sampling, seed=seed, on_step=show)
 
     def _generator(self) -> MaskGIT:
         if self.generator is None:
@@ -449,14 +395,49 @@ class Studio:
 
     def describe(self) -> dict[str, Any]:
         """Return what the page needs to begin."""
-        numbers = list(self.pictures)
+        pictures = dict(self.album.pictures)
         return {
             "models": [model.describe() for model in self.models],
-            "pictures": [{"id": number, "name": self.pictures[number].name} for number in numbers],
+            "pictures": [{"id": number, "name": picture.name} for number, picture in pictures.items()],
             "sizes": list(SIZES),
             "umap": find_spec("umap") is not None,
             "generator": self._describe_generator(),
         }
+
+
+def open_studio(
+    runs: Sequence[str | Path | Tokenizer] = (),
+    *,
+    data: ImageDataset | str | Path | None = None,
+    generator: MaskGIT | str | Path | None = None,
+    weights: WeightsChoice = "best",
+    device: str = "cpu",
+    on_load: Callable[[str], None] = lambda name: None,
+) -> Studio:
+    """Load what the page shows; the arguments are those of `view`.
+
+    on_load: called with the name of what is loaded next.
+    """
+    place = resolve_device(device)
+    models = []
+    if generator is not None:
+        on_load("the generator")
+    drawing = None if generator is None else load_generator(generator, weights, device=place)
+    for run in runs or (() if drawing else (SHIPPED,)):
+        if isinstance(run, Tokenizer):
+            models.append(Model(str(run.settings["quantizer"]), run.to(place)))
+        else:
+            on_load(_name(run))
+            directory = Path(run) if Path(run).is_dir() else None
+            models.append(Model(_name(run), load_tokenizer(run, weights, device=place), directory))
+    pictures = None if data is None or data == "sample" else open_dataset(data)
+    return Studio(models, pictures, drawing)
+
+
+def _name(run: str | Path) -> str:
+    """Return the end of a path, which tells runs apart; of best/ and last/, the run's name too."""
+    path = Path(run)
+    return "/".join(path.parts[-2:]) if path.name in ("best", "last", "run") else path.name
 
 
 def to_rgba(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "height width 4"]:
@@ -470,41 +451,6 @@ def to_rgba(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "heig
 def quality_of(encoding: Encoding) -> float:
     """Return the PSNR of a reconstruction in dB, at most 99, as JSON has no infinity."""
     return min(99.0, float(psnr(encoding.original, encoding.reconstruction)[0]))
-
-
-def _fit(image: Image.Image, size: int, multiple: int, name: str) -> Image.Image:
-    """Reduce a picture to `size` pixels along its longest side; a smaller one keeps its size."""
-    scale = min(1.0, size / max(image.size))
-    width, height = (max(1, round(side * scale)) for side in image.size)
-    resized = image if scale == 1 else image.resize((width, height), Image.Resampling.LANCZOS)
-    return cropped_to_multiple(resized, multiple, name)
-
-
-def _pictures_of(data: ImageDataset | None) -> list[Picture]:
-    if data is None:
-        names = [name for part in ("held-out", "train") for name in PHOTOGRAPHS[part]]
-        names = [name for name in names if not name.endswith("_right.png")]
-        names.sort(key=lambda name: name != _FIRST)
-        return [Picture(_subject(name), partial(photograph_pixels, name)) for name in names]
-
-    pictures = []
-    for index in evenly_spread(len(data), min(len(data), _MOST_PICTURES)):
-        item = data[index]
-        with suppress(BrokenImage):
-            stored = StoredImage(item.data, item.name)
-            pictures.append(Picture(item.name, cache(partial(_reduced, stored))))
-    return pictures
-
-
-def _reduced(stored: StoredImage) -> Image.Image:
-    """Return the pixels of an image, at most twice as large as the largest choice."""
-    pixels = stored.rgb(shrink=max(stored.size) / (2 * SIZES[-1]))
-    pixels.thumbnail((2 * SIZES[-1], 2 * SIZES[-1]), Image.Resampling.LANCZOS)
-    return pixels
-
-
-def _subject(photograph: str) -> str:
-    return Path(photograph).stem.removesuffix("_left").replace("_", " ")
 
 
 def _all_photographs() -> Any:

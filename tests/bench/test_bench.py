@@ -13,7 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lgq.bench import encode, quantizers
 from lgq.bench.measure import available_bytes, interleaved_ms, milliseconds, peak_extra_bytes
-from lgq.bench.quantizers import PEER, QuantizerBenchmark, QuantizerRow, plan, training_step
+from lgq.bench.quantizers import (
+    PEER,
+    VARIANTS,
+    QuantizerBenchmark,
+    QuantizerRow,
+    measure,
+    plan,
+    training_step,
+)
 from lgq.bench.tables import encode_table, quantizer_table
 from lgq.cli import main
 from lgq.quantizers import LGQ, QUANTIZERS, build_quantizer
@@ -78,6 +86,26 @@ def test_every_implementation_of_every_quantizer_is_planned_and_runs():
         step = training_step(QUANTIZERS[row.quantizer], row, SMALL.dim, CPU)
         step()
         step()
+
+
+def test_forms_that_the_peer_has_too_run_beside_it_without_dense_formulas():
+    rows = plan(replace(SMALL, quantizers=("vq", *VARIANTS), sizes=(16,), dense=False))
+    assert [row.implementation for row in rows] == ["ours", PEER] * (1 + len(VARIANTS))
+    for row in rows[2:]:
+        step = training_step(None, row, SMALL.dim, CPU)
+        step()
+        step()
+
+
+def test_a_peer_s_step_is_timed_in_turns_with_ours():
+    ours, theirs = plan(replace(SMALL, quantizers=("residual-vq",), sizes=(16,)))
+    measured = measure(None, theirs, SMALL)
+    assert measured.ms > 0 < measured.ours_ms
+    assert measure(None, ours, SMALL).ours_ms is None
+    table = quantizer_table([replace(ours, ms=9.0, floor_ms=1.0), replace(theirs, ms=8.0, ours_ms=2.0)])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table)
+    assert "4.00" in console.export_text()
 
 
 def test_on_cuda_every_search_is_measured_with_both_kernels(monkeypatch):

@@ -53,13 +53,22 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
     before = sorted((out / "one").rglob("*"))
     run("comparison", images, out / "one", "--dry-run", "--steps", "2", "--seeds", "2", "--shard", "0/2")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "1 of 9 rows are finished; training the others takes about" in printed
+    assert "2 of 11 rows are finished; training the others takes about" in printed
+    assert "first its autoencoder, seed 0 finished 2" in printed
+    assert "first its autoencoder, seed 1 to do 2" in printed
     assert re.search(r"FSQ, seed 0 finished 2 8,949 -", printed)
     assert re.search(r"LGQ, seed 0 to do 2 [89],[0-9]{3} 0\.\d min", printed)
     assert sorted((out / "one").rglob("*")) == before
     run("generation", images, out / "two", "--dry-run", "--only", "lgq")
     assert re.search(r"LGQ, seed 0 to do 4 3,[0-9]{3} 0\.\d min", " ".join(capsys.readouterr().out.split()))
     assert not (out / "two").exists()
+
+
+def test_a_dry_run_says_of_which_rows_it_does_not_know_the_time(images, out, capsys):
+    run("gaussian", images, out, "--dry-run", "--only", "fsq", "--steps", "7")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"0 of (\d+) rows are finished; .* without \1 rows whose time is not known", printed)
+    assert re.search(r"FSQ, K = 32, mean 0, seed 0 to do 7 ", printed)
 
 
 def test_a_dry_run_refuses_another_protocol_too(images, out, capsys):

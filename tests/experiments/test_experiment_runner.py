@@ -15,10 +15,10 @@ from lgq.data.images import Subset
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError
 from lgq.experiments.plan import Experiment, Row, open_sources, plan_rows, run_id
-from lgq.experiments.records import strip_png
+from lgq.experiments.records import measure_cost, strip_png
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import named_scale
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
 from lgq.results import ResultsError
@@ -270,3 +270,13 @@ def test_rows_are_chosen_by_label_group_or_name_and_a_cost_has_no_seeds(images, 
     record = next(iter(ResultsDirectory(out).records().values()))
     assert record["metrics"] == {"ms": 2.0, "extra_bytes": 64}
     assert record["others"][0]["implementation"] == "dense"
+
+
+@pytest.mark.parametrize(("load", "warns"), [(0.5, False), (60.0, True)])
+def test_timings_on_a_busy_machine_are_warned_of_and_say_so(load, warns, monkeypatch, caplog):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    task = replace(SMOKE.timed("fsq", 8), tokens=8, repeats=1)
+    ours = measure_cost(task, torch.device("cpu"))[0]
+    assert ours["load"] == load
+    assert ("the machine is busy (load 60.0, 2 cores)" in caplog.text) == warns

@@ -16,14 +16,13 @@ from lgq.errors import LGQError
 from lgq.experiments.option_search import choose_options
 from lgq.experiments.plan import plan_rows, run_id
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import SCALES, named_scale
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import (
-    SCALES,
     AutoencoderTask,
     CostTask,
     GeneratorTask,
     TokenizerTask,
-    named_scale,
     planned_tokenizer,
     without_defaults,
 )
@@ -53,11 +52,12 @@ def training_of(run, sources) -> TokenizerTrainer:
 def test_all_tables_are_there():
     assert list(EXPERIMENTS) == [
         "autoencoder", "comparison", "codebook-size", "logits", "geometry", "generation", "regularizers",
-        "temperature", "cost", "scaling", "search", "gaussian", "latents", "variants", "cold",
+        "temperature", "cost", "scaling", "search", "gaussian", "latents", "modality", "variants",
+        "cold",
     ]  # fmt: skip
     assert all(table.title and table.about.endswith(".") for table in EXPERIMENTS.values())
     ours = {name for name, table in EXPERIMENTS.items() if not table.paper}
-    assert ours == {"autoencoder", "search", "gaussian", "latents", "variants", "cold"}
+    assert ours == {"autoencoder", "search", "gaussian", "latents", "modality", "variants", "cold"}
     with pytest.raises(LGQError, match="unknown experiment 'comparision': did you mean 'comparison'"):
         named_experiment("comparision")
     with pytest.raises(LGQError, match="unknown scale 'pokcet': did you mean 'pocket'"):

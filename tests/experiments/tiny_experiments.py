@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cheap_inception import FEATURES, CheapInception
 from leftovers import NO_TENSORBOARD
 from PIL import Image
 
 from lgq.data import FolderDataset
+from lgq.data.recordings import Recordings
 from lgq.experiments.plan import Experiment, Sources, plan_rows
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome, run_planned
+from lgq.experiments.scales import Scale, named_scale
+from lgq.experiments.speech import CLIP_SAMPLES
 from lgq.experiments.tables import named_experiment
-from lgq.experiments.tasks import CostTask, Scale, named_scale
+from lgq.experiments.tasks import CostTask
 from lgq.metrics.metric_networks import MetricNetworks
 
 SMOKE = named_scale("smoke")
@@ -43,9 +47,18 @@ def paint(folder: Path) -> Path:
     return folder
 
 
+class Tones(Recordings):
+    """Sounds of rising pitch in place of speech."""
+
+    def __init__(self, count: int):
+        pitch = torch.linspace(0.02, 0.3, count)[:, None]
+        self.clips, self.fingerprint = torch.sin(pitch * torch.arange(CLIP_SAMPLES)), "tones"
+
+
 def sources_of(images: Path) -> Sources:
     data, validation = FolderDataset(images / "train"), FolderDataset(images / "val")
-    return Sources(data=data, validation=validation, shown=validation, names=("train", "val", "val"))
+    names = ("train", "val", "val")
+    return Sources(data=data, validation=validation, shown=validation, names=names, recordings=Tones(20))
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from faults.lab import Cases, Fault, Lab, contents, require_documented, times
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.files import write_new_file
-from lgq.hub import PretrainedError, WeightsChoice
+from lgq.files import WeightsChoice, write_new_file
+from lgq.hub import PretrainedError
 from lgq.results import ResultsError, append_result, read_results
 from lgq.tokenizer import load_tokenizer
 from lgq.training.checkpoint import Checkpoints

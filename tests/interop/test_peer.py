@@ -144,6 +144,14 @@ def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
     from_vector_quantize_pytorch(module)(z)
 
 
+@pytest.mark.parametrize("spherical", [False, True])
+def test_losses_of_bits_are_those_of_the_peer(spherical):
+    module = peer.LFQ(codebook_size=SIZE, dim=DIM, commitment_loss_weight=0.3, spherical=spherical)
+    q, z = from_vector_quantize_pytorch(module, channel_dim=-1), 0.01 * torch.randn(LAST)
+    # It takes the logarithm of no less than 1e-5.
+    torch.testing.assert_close(q(z).loss, module(z).entropy_aux_loss, rtol=1e-3, atol=1e-3)
+
+
 def test_heads_and_groups_become_groups():
     shared = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2).eval()
     assert_same_codes(from_vector_quantize_pytorch(shared), shared, LAST)

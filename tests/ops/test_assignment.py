@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lgq.ops import assignment, search
 from lgq.ops.assignment import SoftAssignment, soft_assignment
-from lgq.ops.dense_assignment import dense_assignment as plain_assignment
+from lgq.ops.assignment import dense_assignment as plain_assignment
 from lgq.ops.search import dense_scores, nearest_codes, squared_distances
 
 pytestmark = pytest.mark.usefixtures("kernel")

@@ -14,6 +14,7 @@ from lgq.plots.pictures import (
     codebook_grid,
     inpainting_strip,
     mean_patches,
+    progression,
     reconstruction_grid,
     sample_grid,
     shortened,
@@ -48,6 +49,18 @@ def test_each_column_of_a_grid_has_its_remark():
     said = opened(reconstruction_grid(images, images, caption="", remarks=["", "20 dB"], scale=4))
     assert count(canvas.FAINT, said[:, : said.shape[1] // 2]) == 0
     assert count(canvas.FAINT, said[:, said.shape[1] // 2 :]) > 0
+
+
+def test_rows_of_a_progression_hold_the_same_images_beside_their_names():
+    images, coarse = noise(3, 3, 4, 6), noise(3, 3, 4, 6)
+    picture = opened(progression({"images": images, "+ 2 x 2: 14.09 dB": coarse}, caption="", scale=3))
+    above = [place(levels(image, 3), picture) for image in images]
+    below = [place(levels(image, 3), picture) for image in coarse]
+    assert [x for _, x in above] == [x for _, x in below]
+    assert {low - high for (high, _), (low, _) in zip(above, below, strict=True)} == {12 + canvas.GAP}
+    left = above[0][1]
+    for top in (above[0][0], below[0][0]):
+        assert count(canvas.INK, picture[top : top + 12, :left]) > 0
 
 
 def test_a_mosaic_shows_the_colour_and_the_index_of_every_token():
@@ -176,6 +189,8 @@ def test_empty_pictures_and_wrong_sizes_are_refused():
     for draw, name in (
         (lambda: side_by_side([]), "panels"),
         (lambda: reconstruction_grid(nothing, nothing, caption=""), "images"),
+        (lambda: progression({"": nothing}, caption="", scale=1), "images"),
+        (lambda: progression({}, caption=""), "rows"),
         (lambda: codebook_grid(nothing, torch.empty(0, dtype=torch.int64), caption=""), "codes"),
         (lambda: atlas_sheet({}, torch.ones(12).long(), caption=""), "codes"),
         (lambda: sample_grid(image, [0], ("",), caption="", columns=0), "columns"),

@@ -9,6 +9,7 @@ import torch
 from quantizer_family import DIM
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from lgq.checks import require_finite
 from lgq.errors import LGQError
 from lgq.quantizers import FSQ, QUANTIZERS, VQ, MultiScale, Quantizer, Residual, build_quantizer, register
 
@@ -390,6 +391,13 @@ def test_bad_latents_raise_an_error(build):
             quantizer(z)
         with pytest.raises(ValueError, match="1 of 7 latent vectors"):
             quantizer.encode(z)
+
+
+def test_large_latents_whose_sum_overflows_are_no_mistake():
+    require_finite(torch.full((4, 8), 3e38))
+    require_finite(torch.empty(0, 8))
+    with pytest.raises(ValueError, match="2 of 4 latent vectors"):
+        require_finite(torch.tensor([[1.0], [float("inf")], [-float("inf")], [3e38]]))
 
 
 @pytest.mark.usefixtures("without_shape_checks")

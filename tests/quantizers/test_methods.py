@@ -49,6 +49,11 @@ def test_bsq_is_signs_on_the_sphere_with_entropies_over_all_corners(groups):
     assert out.loss.item() == pytest.approx(0.5 * commitment + 0.2 * (vector - batch) / 3.0, abs=1e-10)
 
 
+def test_bsq_starts_with_the_settings_of_the_released_models():
+    q = BSQ(DIM, SIZE)
+    assert (q.entropy_weight, q.commitment_weight, q.inverse_temperature) == (0.1, 0.0, 1.0)
+
+
 def test_bsq_takes_more_codes_than_a_table_could_hold():
     q = BSQ(DIM, 2**36, groups=4)
     out = q(torch.randn(5, DIM))
@@ -129,6 +134,9 @@ def test_matching_moves_codes_that_no_vector_chose():
     z = torch.randn(64, DIM) * 0.1 + 3
     out = q(z)
     torch.testing.assert_close(out.terms["matching"], gaussian_distance(z, q.codebook).detach())
+    still = VQ(DIM, SIZE, learning="gradient", commitment_weight=0.0, matching_weight=1.0, seed=0)
+    (pulled,) = torch.autograd.grad(still(z.requires_grad_()).loss, z)
+    assert not pulled.any()  # as published, latents are constants in the distance
     (gradient,) = torch.autograd.grad(out.loss, q.codebook)
     assert (gradient.abs().sum(1) > 0).all()
 

@@ -11,7 +11,9 @@ import torch
 from quantizer_family import DIM
 from torch import Tensor, nn
 
-from lgq import Tokenizer
+from lgq import Tokenizer, load_tokenizer
+from lgq.data.photographs import photograph_pixels
+from lgq.data.transforms import to_tensor
 from lgq.models.autoencoder import Backbone
 
 pytestmark = [
@@ -33,13 +35,19 @@ class Calls(nn.Module):
         return getattr(self.module, self.method)(x)
 
 
-def exported(module: nn.Module, example: Tensor, *, dynamo: bool) -> Callable[[Tensor], list[Tensor]]:
-    """Export a module for batches of any size; return a function that runs it in onnxruntime."""
+def exported(
+    module: nn.Module, example: Tensor, *, dynamo: bool, free: dict[int, Any] | None = None
+) -> Callable[[Tensor], list[Tensor]]:
+    """Export a module; return a function that runs it in onnxruntime.
+
+    free: axes that may have any length; None for the batch.
+    """
     file = io.BytesIO()
-    any_batch: dict[str, Any] = {"dynamic_axes": {"x": {0: "batch"}}}
+    free = {0: torch.export.Dim("batch")} if free is None else free
+    any_size: dict[str, Any] = {"dynamic_axes": {"x": {axis: f"axis_{axis}" for axis in free}}}
     if dynamo:
-        any_batch = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
-    options = {"input_names": ["x"], "dynamo": dynamo, "verbose": False, **any_batch}
+        any_size = {"dynamic_shapes": (free,)}
+    options = {"input_names": ["x"], "dynamo": dynamo, "verbose": False, **any_size}
     if dynamo:
         torch.onnx.export(module.eval(), (example,), **options).save(file)
     else:
@@ -83,3 +91,20 @@ def test_tokenizers_run_in_onnx(quantizer, stages, dynamo):
         tokens = tokenizer.encode(images)
         assert torch.equal(encode(images)[0], tokens)
         torch.testing.assert_close(decode(tokens)[0], tokenizer.decode(tokens), rtol=0, atol=1e-5)
+
+
+@exporters
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_the_shipped_tokenizer_runs_in_onnx_on_photographs_of_two_sizes(dynamo):
+    tokenizer = load_tokenizer("photo-f8").eval()
+    photograph = to_tensor(photograph_pixels("chelsea.png"))[None]
+    example = photograph[..., :64, :96].contiguous()
+    height, width = torch.export.Dim("height", min=2), torch.export.Dim("width", min=2)
+    pixels, cells = {2: 8 * height, 3: 8 * width}, {1: height, 2: width}
+    encode = exported(Calls(tokenizer, "encode"), example, dynamo=dynamo, free=pixels)
+    decode = exported(Calls(tokenizer, "decode"), tokenizer.encode(example), dynamo=dynamo, free=cells)
+    for size in ((128, 192), (200, 104)):
+        image = photograph[..., : size[0], : size[1]].contiguous()
+        tokens = tokenizer.encode(image)
+        assert torch.equal(encode(image)[0], tokens)
+        torch.testing.assert_close(decode(tokens)[0], tokenizer.decode(tokens), rtol=0, atol=1e-4)

@@ -18,8 +18,8 @@ from lgq.cli import main, parse
 from lgq.cli.experiment import Report
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import ResultsDirectory
+from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import SCALES
 from lgq.plots.palette import colour_of
 from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
@@ -371,9 +371,32 @@ def test_records_of_an_earlier_protocol_are_told_beside_their_commands(tmp_path)
         plan = directory.plan("comparison")
         planned = (replace(plan.rows[0], row=task.row),)
         directory.write_plan(replace(plan, scale="smoke", rows=planned))
+        record = directory.record(planned[0].id)
+        directory.write_record(
+            planned[0].id, record | {"start": {"id": "autoencoder-s0", "fingerprint": "0"}}
+        )
         commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
         assert ("earlier protocol" in commands) == is_told
         assert ("<code>learning_rate</code>: 123.0, now " in commands) == is_told
+        assert ("1 of 1 runs were made with an earlier protocol" in commands) == is_told
+
+
+@pytest.mark.parametrize("change", ["clip", "start", "row"])
+def test_what_only_one_of_two_protocols_has_is_a_difference_too(change, tmp_path):
+    task = next(row for row in EXPERIMENTS["comparison"].rows(SCALES["pocket"]()) if row.label == "FSQ")
+    config = task.task.settings() | ({"clip": None} if change == "clip" else {})
+    directory = write_results(tmp_path, {"comparison": [FakeRow("FSQ", config, [{"psnr": 20.0}])]})
+    plan = directory.plan("comparison")
+    row = replace(plan.rows[0], row="gone" if change == "row" else task.row)
+    directory.write_plan(replace(plan, scale="pocket", rows=(row,)))
+    if change != "start":
+        record = directory.record(row.id)
+        directory.write_record(row.id, record | {"start": {"id": "autoencoder-s0", "fingerprint": "0"}})
+    commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
+    assert "1 of 1 runs were made with an earlier protocol" in commands
+    assert ("<code>clip</code>: null, now 1.0" in commands) == (change == "clip")
+    random = "<code>start</code>: random weights, now the autoencoder of its seed"
+    assert (random in commands) == (change == "start")
 
 
 def test_a_page_of_the_viewer_beside_the_report_is_linked(results, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from result_sets import FakeRow, comparison_rows, result_set_of
 from scipy import stats
 
+from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
-from lgq.experiments.tasks import SCALES
 from lgq.reporting.paper_tables import (
     BASES,
     COLUMNS,

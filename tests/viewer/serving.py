@@ -2,31 +2,35 @@
 
 import http.client
 import json
-import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
 from fuzz.seeds import encoded
 from PIL import Image
 
 from lgq.models.autoencoder import Backbone
 from lgq.tokenizer import Tokenizer
+from lgq.viewer.api import api_of
 from lgq.viewer.guard import Limits
 from lgq.viewer.packets import unpack
-from lgq.viewer.server import build_app
+from lgq.viewer.server import listening
 from lgq.viewer.studio import Studio
 
 SMALL = Backbone(widths=(4, 8, 8), blocks=1, groups=2, attention_heads=0, latent_channels=4, latent_groups=2)
 
 
-def small_tokenizer(quantizer: str = "lgq", *, stages: int = 1, seed: int = 0, **options: Any) -> Tokenizer:
+LOCAL = replace(SMALL, norm="layer")
+"""A change of one token does not reach all pixels."""
+
+
+def small_tokenizer(
+    quantizer: str = "lgq", *, stages: int = 1, seed: int = 0, backbone: Backbone = SMALL, **options: Any
+) -> Tokenizer:
     torch.manual_seed(seed)
-    return Tokenizer(SMALL, quantizer, 32, stages=stages, quantizer_options=options).eval()
+    return Tokenizer(backbone, quantizer, 32, stages=stages, quantizer_options=options).eval()
 
 
 def gradient(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -81,17 +85,5 @@ class Served:
 
 
 def serve(studio: Studio, limits: Limits | None = None) -> Iterator[Served]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    app = build_app(studio, port=port, limits=limits)
-    settings = uvicorn.Config(app, log_level="error", limit_concurrency=128, server_header=False)
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        threading.Event().wait(0.01)
-    yield Served(studio, port)
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with listening(api_of(studio, limits), limits) as port:
+        yield Served(studio, port)

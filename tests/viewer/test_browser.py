@@ -6,17 +6,21 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from serving import Served, png, serve, small_tokenizer
+from serving import LOCAL, Served, png, serve, small_tokenizer
 from test_drawing import small_generator
 
 from lgq.data import FolderDataset
 from lgq.training.run_directory import save_codebook
+from lgq.viewer.api import api_of
 from lgq.viewer.guard import Limits
+from lgq.viewer.server import Opening, listening
 from lgq.viewer.standalone import export_page
-from lgq.viewer.studio import Model, Studio
+from lgq.viewer.studio import Model, Studio, to_rgba
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -40,12 +44,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def everything(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Two tokenizers, the first of a run with three validations, and a generator."""
+    """Two tokenizers, the first of a run with three validations, the second local, and a generator."""
     run, generator = tmp_path_factory.mktemp("run"), small_generator()
     codes = generator.tokenizer.quantizer.codebook.detach()
     for step in (10, 20, 30):
         save_codebook(run, step, [torch.arange(32) % (step // 10 + 1)], [codes * step / 30])
-    models = [Model("first", generator.tokenizer, run), Model("second", small_tokenizer("fsq", seed=4))]
+    models = [
+        Model("first", generator.tokenizer, run),
+        Model("second", small_tokenizer("fsq", seed=4, backbone=LOCAL)),
+    ]
     studio = Studio(models, FolderDataset(photos), generator)
     studio.study()
     yield from serve(studio, Limits(requests_per_second=10_000, burst=10_000))
@@ -88,6 +95,19 @@ def to_token(page: Page, label: str, row: int, column: int) -> dict[str, float]:
     """Return the place of a token of a picture of 96 x 64 pixels, f = 4, on its square canvas."""
     side = canvas(page, label).bounding_box()["width"]
     return {"x": (column + 0.5) / 24 * side, "y": (row + 4.5) / 24 * side}
+
+
+def test_the_page_says_what_it_waits_for(browser: Browser, everything: Served):
+    opening = Opening()
+    opening.doing = "loading photo-f8"
+    with listening(opening) as port:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        expect(page.locator("#opening")).to_have_text("Loading photo-f8 …")
+        opening.api = api_of(everything.studio)
+        page.wait_for_selector("html[data-ready=yes]")
+        expect(page.locator("#opening")).to_be_hidden()
+        page.close()
 
 
 def test_a_token_under_the_pointer_and_under_the_arrow_keys_is_explained(page: Page, everything: Served):
@@ -149,6 +169,34 @@ def test_an_edit_is_decoded_undone_and_done_again(page: Page, everything: Served
     page.locator("#code").fill("99")
     page.get_by_role("button", name="Set", exact=True).click()
     expect(page.locator("#edit .problem")).to_contain_text("whole numbers from 0 to 31")
+
+
+def test_edits_add_up_to_the_picture_of_all_tokens(page: Page, everything: Served, tmp_path: Path):
+    page.locator("#tab-edit").click()
+    with page.expect_response(re.compile("encoding.model=1")):
+        page.locator("#model").select_option("1")
+    page.wait_for_timeout(300)
+    places = [(2, 2), (15, 23), (8, 12)]
+    for number, (row, column) in enumerate(places):
+        canvas(page, "Picture that the").click(position=to_token(page, "Picture that the", row, column))
+        code = int(page.locator("#code").input_value())
+        page.locator("#code").fill(str(31 - code))
+        page.get_by_role("button", name="Set", exact=True).click()
+        page.wait_for_selector(f"#edit[data-decoded='{number + 1}']")
+    page.keyboard.press("Control+z")
+    page.wait_for_selector("#edit[data-decoded='4']")
+    saved = {}
+    for name in ("tokens", "picture"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save {name}").click()
+        saved[name] = tmp_path / name
+        download.value.save_as(saved[name])
+    edited = torch.tensor(json.loads(saved["tokens"].read_text())["tokens"]).view(1, 16, 24)
+    tokenizer = everything.studio.models[1].tokenizer
+    before = everything.ask("/api/encoding?model=1&picture=0&size=256").arrays["tokens"][..., 0]
+    assert (edited[0].numpy() != before).sum() == 2
+    expected = to_rgba(tokenizer.decode(edited)).astype(int)
+    assert abs(np.asarray(Image.open(saved["picture"]).convert("RGBA")) - expected).max() <= 1
 
 
 def test_brush_pipette_regions_and_nearest_codes_change_tokens(page: Page, everything: Served):
@@ -312,6 +360,10 @@ def test_no_pane_is_wider_than_the_screen_and_tabs_follow_the_arrow_keys(browser
         expect(page.locator(f"#tab-{name}")).to_have_attribute("aria-selected", "true")
         page.wait_for_timeout(100)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+        for tab in page.locator("[role=tab]").all():
+            box = tab.bounding_box()
+            assert box["x"] >= 0, name
+            assert box["x"] + box["width"] <= width, name
         page.keyboard.press("ArrowRight")
     expect(page.locator("#image")).to_be_visible()
     assert page.problems == []  # type: ignore[attr-defined]

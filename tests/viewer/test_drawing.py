@@ -5,16 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from serving import Served, serve, small_tokenizer
 
-from lgq.data import FolderDataset
+from lgq.data import FolderDataset, to_tensor
+from lgq.inference.inpaint import paste_back
 from lgq.maskgit import MaskGIT
 from lgq.models.sampling import Sampling
 from lgq.models.transformer import TransformerSettings
 from lgq.viewer.guard import Limits
 from lgq.viewer.packets import unpack
-from lgq.viewer.studio import Studio, to_rgba
-from lgq.viewer.view import open_studio
+from lgq.viewer.studio import Studio, open_studio, to_rgba
 
 TINY = TransformerSettings(layers=1, width=8, heads=1, hidden=8)
 
@@ -85,6 +86,21 @@ def test_only_painted_tokens_are_redrawn(drawing: Served):
         seed=5,
     )
     assert np.array_equal(last[..., 0], expected[0].numpy())
+
+
+def test_a_redrawn_picture_keeps_its_own_pixels_as_inpaint_does(drawing: Served):
+    mask = np.zeros((8, 8), dtype=int)
+    mask[2:5, 3:6] = 1
+    shown = ask(drawing, picture=0, mask=mask.tolist())[-1][1]["pixels"]
+    square = to_tensor(Image.fromarray(drawing.ask("/api/square?picture=0").arrays["original"][..., :3]))
+    pixels = torch.from_numpy(mask == 1).repeat_interleave(4, 0).repeat_interleave(4, 1)
+    generator, sampling = drawing.studio.generator, Sampling(steps=4, guidance=2.0)
+    tokens = generator.inpaint(
+        generator.tokenizer.encode(square[None]), torch.from_numpy(mask[None] == 1), ["dog"], sampling, seed=5
+    )
+    expected = to_rgba(paste_back(square, generator.tokenizer.decode(tokens), pixels, 4))
+    assert np.array_equal(shown, expected)
+    assert np.array_equal(shown[:4, :4], to_rgba(square[None])[:4, :4])
 
 
 @pytest.mark.parametrize(

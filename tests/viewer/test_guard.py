@@ -1,10 +1,15 @@
 """The server is safe: other sites, hostile files and crowds are refused, and it goes on serving."""
 
 import http.client
+import re
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serving import Served, png, serve, small_tokenizer
 
+from lgq.viewer.api import api_of
 from lgq.viewer.guard import Guard, Limits, Refusal
+from lgq.viewer.server import Opening, listening
 from lgq.viewer.studio import Model, Studio
 from lgq.viewer.view import view
 
@@ -229,6 +236,53 @@ def test_the_page_is_served_to_this_machine_only(monkeypatch):
     ((host, port),) = addresses
     assert host == "127.0.0.1"
     assert started == [f"http://127.0.0.1:{port}/"]
+
+
+def test_the_page_is_there_before_its_models():
+    opening = Opening()
+    opening.doing = "loading photo-f8"
+    with listening(opening) as port:
+        served = Served(Studio([Model("plain", small_tokenizer())]), port)
+        assert served.ask("/").status == served.ask("/page/main.js").status == 200
+        waiting = served.ask("/api/state")
+        assert (waiting.status, waiting.json) == (202, {"opening": "loading photo-f8"})
+        assert served.ask("/api/state", host="evil.example").status == 421
+        opening.api = api_of(served.studio)
+        assert served.ask("/api/state").json["models"][0]["name"] == "plain"
+
+
+def test_the_page_is_served_without_pytorch():
+    code = "import lgq.cli.view, lgq.viewer.server, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
+    with pytest.raises(ValueError, match="nowhere"):
+        view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
+
+
+@pytest.mark.parametrize("after", ["the address", "the first picture"])
+def test_ctrl_c_ends_the_page_while_it_computes(after):
+    command = [sys.executable, "-m", "lgq", "view", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        address = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
+        while after == "the first picture":  # then the codes are studied
+            time.sleep(0.1)
+            with urllib.request.urlopen(f"{address[0]}api/state") as answer:
+                if answer.status == 200:
+                    break
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert "terminate called" not in said
+    assert process.returncode == 130
+
+
+def test_a_closed_studio_ends_its_study():
+    studio = Studio([Model("plain", small_tokenizer())])
+    studio.close()
+    studio.study()
+    assert not studio.models[0].galleries
+    assert not studio.models[0].problem
 
 
 def test_a_port_in_use_is_named():

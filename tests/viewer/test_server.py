@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from serving import SMALL, Served, gradient, png, serve, small_tokenizer
+from serving import LOCAL, SMALL, Served, gradient, png, serve, small_tokenizer
 
 import lgq.viewer.studio as studio_module
 from lgq.data.transforms import to_tensor
 from lgq.tokenizer import Tokenizer
 from lgq.training.run_directory import save_codebook
+from lgq.viewer import page_files
 from lgq.viewer.code_gallery import gallery_of
 from lgq.viewer.packets import pack, unpack
-from lgq.viewer.server import page_files
 from lgq.viewer.studio import Model, Studio, to_rgba
 
 ENCODING = "/api/encoding?model={model}&picture=0&size=128"
@@ -67,9 +67,29 @@ def test_edited_tokens_decode_to_what_the_tokenizer_decodes(served: Served, mode
     assert np.array_equal(pixels, to_rgba(expected))
 
 
+def test_only_what_a_change_reaches_is_decoded_again():
+    tokenizer = small_tokenizer(backbone=LOCAL)
+    studio = Studio([Model("local", tokenizer)])
+    tokens = torch.randint(0, 32, (1, 40, 30))
+    before = to_rgba(tokenizer.decode(tokens))
+    tokens[0, 20:22, 3] = 31 - tokens[0, 20:22, 3]
+    asked = {"model": 0, "shape": [40, 30], "tokens": tokens.flatten().tolist()}
+    for served in serve(studio):
+        meta, arrays = unpack(served.post("/api/decode", asked | {"changed": [20, 3, 22, 4]}).body)
+        part, whole = arrays["pixels"], served.post("/api/decode", asked).arrays["pixels"]
+    assert part.shape[0] < 80 < whole.shape[0] == 160
+    before[meta["top"] : meta["top"] + part.shape[0], meta["left"] : meta["left"] + part.shape[1]] = part
+    assert np.abs(before.astype(int) - whole).max() <= 1  # rounded to levels
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"changed": [0, 0, 3, 1]}, "leaves the 2 x 2 tokens"),
+        ({"changed": [1, 0, 1, 1]}, "has no area"),
+        ({"changed": [-1, 0, 1, 1]}, "leaves the 2 x 2 tokens"),
+        ({"changed": [0, 0, 1]}, "must be [top, left, bottom, right]"),
+        ({"changed": "all"}, "must be [top, left, bottom, right]"),
         ({"tokens": [0] * 3}, "are 4 numbers"),
         ({"tokens": [0, 0, 0, 32]}, "token 32 is outside 0..31"),
         ({"tokens": [0, 0, 0, -1]}, "token -1 is outside"),
@@ -176,7 +196,7 @@ def test_the_page_is_told_how_far_a_study_is():
 
 
 def test_a_failure_of_ours_is_answered_too(served: Served, monkeypatch, caplog):
-    monkeypatch.setattr(served.studio, "thumbnail", lambda number: 1 / 0)
+    monkeypatch.setattr(served.studio.album, "thumbnail", lambda number: 1 / 0)
     answer = served.ask("/api/thumbnail?picture=0")
     assert answer.status == 500
     assert "terminal" in answer.error

@@ -78,6 +78,18 @@ export async function getJson(path) {
   return (await ask(path)).json();
 }
 
+/** JSON of a path that the server may take a while to have; asks again until it has, with `progress` called. */
+export async function waitForJson(path, progress) {
+  if (isSaved) return getJson(path);
+  for (;;) {
+    const answer = await ask(path);
+    const content = await answer.json();
+    if (answer.status !== 202) return content;
+    progress(content);
+    await new Promise((resolve) => setTimeout(resolve, 150));
+  }
+}
+
 /** Packet of a path; null while the server is still at work on it, with `progress` called. */
 export async function getPacket(path, progress = () => {}) {
   if (isSaved) return savedPacket(path);

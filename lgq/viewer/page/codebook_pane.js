@@ -9,6 +9,7 @@ import { Viewport, Zoom } from "./viewport.js";
 
 const PLANE = 1000; // side of the map, in its own units
 const CELLS = 80; // steps of the cursor across the map
+const MANY = 60; // marked codes, from which on their marks are thin
 const DEAD = "#d55e00";
 
 const select = (label, options) => make("label", { text: `${label} ` }, make("select", {}, ...Object.entries(options).map(([value, text]) => make("option", { value, text }))));
@@ -183,8 +184,9 @@ export function codebookPane(section) {
     const marked = shown();
     const cells = [];
     order.forEach((code, place) => marked.has(code) && cells.push({ row: Math.floor(place / columns), column: place % columns }));
-    view.outline(cells, "#fff", 4);
-    view.outline(cells, style("--accent"), 2);
+    // So many outlines would hide the patches.
+    if (cells.length <= MANY) view.outline(cells, "#fff", 4);
+    view.outline(cells, style("--accent"), cells.length <= MANY ? 2 : 1);
   }
 
   /** Codes that are marked, under the cursor, or under the cursor in the picture. */
@@ -227,11 +229,13 @@ export function codebookPane(section) {
       context.arc(x, y, radius, 0, 7);
       context.fill();
     }
-    for (const code of shown()) {
+    const marked = shown();
+    const [ring, line] = marked.size <= MANY ? [1.9, 0.9] : [1.2, 0.5];
+    for (const code of marked) {
       const [x, y] = place(code);
       context.beginPath();
-      context.arc(x, y, 1.9 * radius, 0, 7);
-      context.lineWidth = 0.9 * radius;
+      context.arc(x, y, ring * radius, 0, 7);
+      context.lineWidth = line * radius;
       context.strokeStyle = style("--ink");
       context.stroke();
     }

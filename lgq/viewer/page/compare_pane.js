@@ -7,6 +7,7 @@ import { make, number, style } from "./elements.js";
 import { figure, source } from "./image_pane.js";
 import { Viewport, Zoom } from "./viewport.js";
 
+const SPARE = ["#d55e00", "#009e73", "#cc79a7", "#999999"];
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 export function comparePane(section) {
@@ -94,30 +95,16 @@ export function comparePane(section) {
 
   function drawUse() {
     if (!curves.length || section.hidden) return;
-    const seen = new Map();
-    const shown = curves.map((curve) => {
-      const colour = curve.colours[Number(DARK.matches)];
-      const times = seen.get(colour) ?? 0;
-      seen.set(colour, times + 1);
-      return { ...curve, colour: times ? `color-mix(in srgb, ${colour}, ${style("--ink")} ${35 * times}%)` : colour };
-    });
-    const plain = shown.map((curve) => ({ ...curve, colour: computed(curve.colour) }));
-    usageChart(use.canvas, plain);
-    legend.replaceChildren(...plain.map(({ label, colour }) => {
+    const own = curves.map(({ colours }) => colours[Number(DARK.matches)]);
+    const spare = SPARE.filter((colour) => !own.includes(colour));
+    // Of tokenizers with the same quantizer, the first has its colour.
+    const shown = curves.map((curve, i) => ({ ...curve, colour: own.indexOf(own[i]) === i ? own[i] : spare.shift() ?? style("--ink") }));
+    usageChart(use.canvas, shown);
+    legend.replaceChildren(...shown.map(({ label, colour }) => {
       const key = make("i", { class: "key" });
       key.style.background = colour;
       return make("span", {}, key, label);
     }));
-  }
-
-  /** A colour as a canvas understands it. */
-  function computed(colour) {
-    const probe = make("i");
-    probe.style.color = colour;
-    section.append(probe);
-    const value = getComputedStyle(probe).color;
-    probe.remove();
-    return value;
   }
 
   new ResizeObserver(drawUse).observe(use.canvas);

@@ -197,21 +197,24 @@ export function editPane(section) {
 
   // Decoding: one request at a time, always of the latest tokens.
 
-  async function decode(began) {
-    const state = edit;
+  function decode(began) {
     app.edits += 1;
+    edit.wanted = began;
+    if (!edit.busy) decodeLatest(edit); // sends the tokens before anything is drawn
     refresh();
-    state.wanted = began;
-    if (state.busy) return;
+  }
+
+  async function decodeLatest(state) {
     state.busy = true;
     try {
       while (state.wanted) {
         const start = state.wanted;
         state.wanted = 0;
-        const body = { model: app.model, shape: [app.encoding.rows, app.encoding.columns], tokens: Array.from(state.tokens) };
+        const sent = Uint32Array.from(state.tokens);
+        const body = { ...requestOf(state, sent), changed: rectangleOf(state, sent) };
         const packet = await withProgress(postPacket("/api/decode", body));
-        state.pixels = packet.pixels;
-        fill(state.picture, packet.pixels);
+        state.shown = sent;
+        putPixels(state, packet);
         if (state === edit) {
           views[0].drawNow();
           const took = performance.now() - start;
@@ -226,6 +229,30 @@ export function editPane(section) {
       complain(error.message);
     } finally {
       state.busy = false;
+    }
+  }
+
+  const requestOf = ({ model, rows, columns }, values) => ({ model, shape: [rows, columns], tokens: Array.from(values) });
+
+  /** The smallest rectangle with all tokens that differ from those of the picture; null if none does. */
+  function rectangleOf({ shown, columns, stages }, values) {
+    let [top, left, bottom, right] = [Infinity, Infinity, 0, 0];
+    values.forEach((value, place) => {
+      if (value === shown[place]) return;
+      const cell = Math.floor(place / stages);
+      const [row, column] = [Math.floor(cell / columns), cell % columns];
+      [top, left, bottom, right] = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row + 1), Math.max(right, column + 1)];
+    });
+    return bottom ? [top, left, bottom, right] : null;
+  }
+
+  /** Put the pixels that were decoded again in their place. */
+  function putPixels({ pixels, picture }, packet) {
+    const { top, left } = packet.meta;
+    const [height, width] = packet.shapes.pixels;
+    fill(picture, packet.pixels, width, left, top);
+    for (let row = 0; row < height; row++) {
+      pixels.set(packet.pixels.subarray(4 * width * row, 4 * width * (row + 1)), 4 * ((top + row) * picture.width + left));
     }
   }
 
@@ -258,9 +285,8 @@ export function editPane(section) {
 
   async function saveTokens() {
     if (!edit) return;
-    const body = { model: app.model, shape: [app.encoding.rows, app.encoding.columns], tokens: Array.from(edit.tokens) };
     try {
-      download(await postForBlob("/api/save-tokens", body), `${baseName()}-tokens.json`);
+      download(await postForBlob("/api/save-tokens", requestOf(edit, edit.tokens)), `${baseName()}-tokens.json`);
     } catch (error) {
       complain(error.message);
     }
@@ -325,7 +351,13 @@ export function editPane(section) {
     const key = `${app.model}/${app.picture}/${app.size}`;
     if (!states.has(key)) {
       const picture = canvasOf(encoding.decoded, encoding.width, encoding.height);
-      states.set(key, { tokens: Uint32Array.from(encoding.tokens), pixels: encoding.decoded, picture, done: [], undone: [] });
+      const { rows, columns, stages } = encoding;
+      states.set(key, {
+        model: app.model, rows, columns, stages, picture, done: [], undone: [],
+        tokens: Uint32Array.from(encoding.tokens),
+        shown: encoding.tokens, // those that `picture` and `pixels` show
+        pixels: Uint8Array.from(encoding.decoded),
+      });
     }
     edit = states.get(key);
     region = anchor = null;

@@ -24,9 +24,10 @@ export function canvasOf(pixels, width, height) {
   return canvas;
 }
 
-export function fill(canvas, pixels) {
+/** Put RGBA pixels of a width onto a canvas, all of it by default. */
+export function fill(canvas, pixels, width = canvas.width, left = 0, top = 0) {
   const clamped = new Uint8ClampedArray(pixels.buffer, pixels.byteOffset, pixels.length);
-  canvas.getContext("2d").putImageData(new ImageData(clamped, canvas.width, canvas.height), 0, 0);
+  canvas.getContext("2d").putImageData(new ImageData(clamped, width), left, top);
 }
 
 /** Draw patch `index` of an array of (n, side, side, 3) bytes onto a canvas. */

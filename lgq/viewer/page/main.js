@@ -1,6 +1,6 @@
 // The page: chooses panes, pictures and models; everything else is in its own module.
 
-import { getJson, isSaved, postFile, thumbnailPath, withProgress } from "./api.js";
+import { isSaved, postFile, thumbnailPath, waitForJson, withProgress } from "./api.js";
 import { app } from "./app.js";
 import { codebookPane } from "./codebook_pane.js";
 import { comparePane } from "./compare_pane.js";
@@ -22,6 +22,7 @@ function openPane(name, { focus = false } = {}) {
     tab.setAttribute("aria-selected", chosen);
     tab.tabIndex = chosen ? 0 : -1;
     if (chosen && focus) tab.focus();
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
     byId(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
   app.edited = null;
@@ -123,11 +124,16 @@ function prepareChoices() {
 
 async function begin() {
   try {
-    app.state = await getJson("/api/state");
+    app.state = await waitForJson("/api/state", ({ opening }) => {
+      byId("opening").hidden = false;
+      byId("opening-words").textContent = `${opening[0].toUpperCase()}${opening.slice(1)} …`;
+    });
   } catch (error) {
     byId("open-problem").textContent = error.message;
     byId("open-problem").hidden = false;
     return;
+  } finally {
+    byId("opening").hidden = true;
   }
   document.title = `${app.state.models.map(({ name }) => name).join(", ")} · lgq view`;
   app.size = app.state.sizes.includes(256) ? 256 : app.state.sizes[0];
