@@ -17,9 +17,11 @@ from PIL import Image
 from lgq import weights
 from lgq.cli import main
 from lgq.quantizers import QUANTIZERS
+from lgq.runs import named_run, tokenizer_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TRAINING, CLI = ROOT / "docs" / "training.md", ROOT / "docs" / "cli.md"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 SMALL = ["--vectors", "64", "--sizes", "32", "--repeats", "1"]
 TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
@@ -42,7 +44,7 @@ LONG = {
     "evaluate": ["--image-size", "32", "--workers", "0"],
     "experiment comparison --scale pocket": ["--scale", "smoke"],
     "experiment comparison --scale smoke --plugin": ["--only", "CosineVQ"],
-    "inpaint": ["--box", "0", "0", "16", "32", "--steps", "2", "--label", "image"],
+    "inpaint": ["--steps", "2", "--label", "image"],
     "sample runs/tiny-generator": ["--classes", "0", "7", "--count", "2", "--steps", "2"],
     "sample runs/generator --out all": ["--samples", "2", "--steps", "2"],
     "sample runs/generator --out grid.png": ["--classes", "image", "--count", "2", "--steps", "2"],
@@ -209,6 +211,20 @@ def test_links_of_the_docs_lead_somewhere_and_no_placeholder_is_left(page):
         place = page.parent / target if target else page
         assert place.exists(), target
         assert not heading or heading in _anchors(place), f"{target}#{heading}"
+
+
+def test_the_docs_and_the_help_of_training_name_every_quantizer_and_scale():
+    (names,) = re.findall(r"A name is a scale and a quantizer: (.*?)\. Runs", TRAINING.read_text(), re.DOTALL)
+    scales = {name.split("-")[0] for name in tokenizer_names()} - {"smoke"}
+    assert set(re.findall(r"`([\w-]+)`", names)) == {f"{scale}-" for scale in scales} | set(QUANTIZERS)
+    (listed,) = re.findall(r"^NAME is a scale \((.*?)\) and", CLI.read_text(), re.MULTILINE)
+    assert set(listed.split(", ")) == scales
+
+
+def test_the_example_of_options_changes_the_codes_as_its_text_says():
+    (size,) = re.findall(r"--out runs/sharper --codebook-size (\d+)", TRAINING.read_text())
+    assert "a quarter of the codes" in TRAINING.read_text()
+    assert int(size) * 4 == named_run("pocket-lgq").codebook_size
 
 
 def test_files_that_the_architecture_names_are_there():

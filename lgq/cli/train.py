@@ -23,7 +23,7 @@ from lgq.runs import (
     with_file,
 )
 from lgq.training.loop import Outcome
-from lgq.training.run_directory import Resume
+from lgq.training.run_directory import Resume, notice_run
 from lgq.training.settings import GeneratorRun, TokenizerRun
 
 _ENDINGS = {
@@ -50,8 +50,8 @@ Next (after `make demo`, lgq is .venv/bin/lgq):
 class Train(Computes):
     """Train a tokenizer into a run directory; the same command continues a run that was stopped.
 
-    NAME is a scale (pocket, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ...; `lgq runs` lists
-    them. Its settings are the defaults of the options. More --steps extend a run.
+    NAME is a scale (pocket, photo, imagenet256) and a quantizer: pocket-lgq, imagenet256-fsq, ...; `lgq runs`
+    lists them. Its settings are the defaults of the options. More --steps extend a run.
     """
 
     example: ClassVar[str] = "pocket-lgq"
@@ -89,7 +89,8 @@ class Train(Computes):
             from lgq.training.footprint import tokenizer_footprint
 
             return _show(
-                tokenizer_footprint(self.settings, self.data, start_from=self.start_from, device=self.device)
+                tokenizer_footprint(self.settings, self.data, start_from=self.start_from, device=self.device),
+                self.out,
             )
         from lgq.training.tokenizer_trainer import train
 
@@ -144,7 +145,7 @@ class TrainGenerator(Computes):
         if self.dry_run:
             from lgq.training.footprint import generator_footprint
 
-            return _show(generator_footprint(self.settings, self.tokens, **options))
+            return _show(generator_footprint(self.settings, self.tokens, **options), self.out)
         from lgq.training.generator_trainer import train_generator
 
         outcome = train_generator(self.settings, self.tokens, self.out, **options, resume=self.resume)
@@ -218,8 +219,11 @@ def _ended(outcome: Outcome, out: Path) -> int:
     return outcome.exit_code
 
 
-def _show(footprint: Any) -> int:
-    """Print the resolved run, and say its parameters and an estimate of its memory; returns exit code 0."""
+def _show(footprint: Any, out: Path) -> int:
+    """Print the resolved run, and say its parameters and an estimate of its memory; returns exit code 0.
+
+    out: directory whose run, if it holds one, is said too.
+    """
     # Alone on the output, so that it can go to a file.
     print(json_bytes(to_json(footprint.run), indent=2).decode(), end="")
     rows = {"images": f"{footprint.images:,}, seen {footprint.epochs:.1f} times by one process"}
@@ -227,4 +231,5 @@ def _show(footprint: Any) -> int:
     rows |= {f"memory, {part}": f"{size / 1e6:,.0f} MB" for part, size in footprint.bytes.items()}
     rows |= {"memory, in all": f"{sum(footprint.bytes.values()) / 1e6:,.0f} MB per process"}
     show(key_values(rows), on_errors=True)
+    notice_run(out, to_json(footprint.run))
     return 0

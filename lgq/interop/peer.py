@@ -25,7 +25,9 @@ _INVERSE_TEMPERATURE = 100.0
 def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None = None) -> Quantizer:
     """Convert a module of vector-quantize-pytorch, with its weights, running means, mode and device.
 
-    channel_dim: axis of the channels; None takes that of the module's own flags.
+    channel_dim: axis of the channels; None takes that of the module's own flags. It must be given for an FSQ
+        or LFQ without `channel_first`, which reads them from axis 1 of images and videos, and from the last
+        axis of anything else.
 
     Classes: VectorQuantize, ResidualVQ, GroupedResidualVQ, FSQ, LFQ (BSQ if it is spherical) and SimVQ. What
     would change indices or values without a counterpart here is an error; what changes only the training is
@@ -43,9 +45,20 @@ def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None =
 
 
 def _channel_dim(module: Any) -> int:
-    first = getattr(module, "accept_image_fmap", False) or getattr(module, "accept_3d_fmap", False)
-    first = first or getattr(module, "channel_first", False) or not getattr(module, "channel_last", True)
-    return 1 if first else -1
+    """Return the axis of the channels by the flags of a module or of its layers."""
+    kind = type(module).__name__
+    # False is the default of FSQ there, and leaves images channels-first, as None does for LFQ.
+    unset = {"FSQ": False, "LFQ": None}
+    if kind in unset and module.channel_first is unset[kind]:
+        raise LGQError(
+            f"{kind} without `channel_first` takes its channels from axis 1 of input with four axes or more, "
+            "and else from the last; a quantizer has one axis for them: pass channel_dim=1 for images "
+            "and videos, or channel_dim=-1 for (batch, tokens, channels)."
+        )
+    parts = list(module.modules())
+    flags = ("accept_image_fmap", "accept_3d_fmap", "channel_first")
+    first = any(getattr(part, flag, False) for part in parts for flag in flags)
+    return 1 if first or not all(getattr(part, "channel_last", True) for part in parts) else -1
 
 
 def _vq(module: Any, channel_dim: int) -> Quantizer:
@@ -64,11 +77,13 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         sync_update_v=module.sync_update_v,
         stochastic_sample_codes=book.gumbel_sample.keywords["stochastic"],
     )
+    width = book.embed.shape[-1]
     if module.heads > 1 and module.has_projections:
         raise LGQError(
-            "VectorQuantize with heads and a projection has no counterpart: leave out codebook_dim."
+            f"VectorQuantize with {module.heads} heads of {width} channels projects its {module.dim} "
+            "channels to those of all heads, which has no counterpart: keep the module, or train with "
+            f"codebook_dim = dim / heads = {module.dim / module.heads:g}."
         )
-    width = book.embed.shape[-1]
     learning = "gradient" if module.learnable_codebook else "ema"
     options: dict[str, Any] = {
         "channel_dim": channel_dim,
@@ -91,6 +106,7 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook.codebook.copy_(rows)
         codebook.sums.copy_(sums)
         codebook.counts.copy_(counts)
+        codebook.codes_are_given = True
         codebooks.append(codebook)
     if module.heads > 1:
         heads = codebooks if len(codebooks) > 1 else codebooks * module.heads
@@ -245,9 +261,10 @@ def _leave_behind(module: nn.Module, **options: Any) -> None:
     """Warn of options that change only the training, and have no counterpart."""
     names = [name for name, is_used in options.items() if is_used]
     if names:
+        verb = "stays" if len(names) == 1 else "stay"
         warnings.warn(
-            f"{', '.join(names)} of {type(module).__name__} stay behind: codes are the same, a training that "
-            "continues is not.",
+            f"{', '.join(names)} of {type(module).__name__} {verb} behind: codes are the same, a training "
+            "that continues is not.",
             LGQWarning,
             stacklevel=4,
         )

@@ -84,24 +84,30 @@ def register(name: str, quantizer: type[Quantizer]) -> None:
         raise LGQError(
             f"quantizer {name!r} must be a subclass of lgq.quantizers.Quantizer, got {quantizer!r}."
         )
-    if missing := sorted(quantizer.__abstractmethods__):
-        raise LGQError(f"quantizer {name!r} lacks {', '.join(missing)}: add it to {quantizer.__name__}.")
+    _require_complete(name, quantizer)
     _require_plain_constructor(name, quantizer)
-    if not getattr(quantizer, "label", ""):
-        raise LGQError(f"quantizer {name!r} has no label: set {quantizer.__name__}.label for tables.")
     if QUANTIZERS.get(name, quantizer) is not quantizer:
         raise LGQError(f"quantizer {name!r} is {QUANTIZERS[name].__name__} already: choose another name.")
     QUANTIZERS[name] = quantizer
 
 
+def _require_complete(name: str, quantizer: type[Quantizer]) -> None:
+    """Refuse a class that lacks something; the error names all that it lacks."""
+    missing = sorted(quantizer.__abstractmethods__)
+    if not getattr(quantizer, "label", ""):
+        missing.append("`label` (its name in tables)")
+    parameters = inspect.signature(quantizer).parameters
+    needed = ("dim", "codebook_size", "channel_dim", "seed")
+    missing += [f"`{argument}` of __init__" for argument in needed if argument not in parameters]
+    if missing:
+        raise LGQError(
+            f"quantizer {name!r} lacks {', '.join(missing)}: add what is missing to {quantizer.__name__}."
+        )
+
+
 def _require_plain_constructor(name: str, quantizer: type[Quantizer]) -> None:
     """Refuse a constructor whose options cannot be fields of config.json."""
     parameters = inspect.signature(quantizer).parameters
-    for needed in ("dim", "codebook_size", "channel_dim", "seed"):
-        if needed not in parameters:
-            raise LGQError(
-                f"quantizer {name!r} must take `{needed}`: add it to {quantizer.__name__}.__init__."
-            )
     for option, parameter in parameters.items():
         if option in ("dim", "codebook_size"):
             continue

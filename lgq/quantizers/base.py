@@ -66,7 +66,12 @@ class Quantizer(nn.Module, ABC):
     float32_buffers: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     good_scale: tuple[float, float] | None = None
-    """Root mean square of latents, from and to, for which the initial codes are made; None for any."""
+    """Root mean square of latents, from and to, for which the initial codes or a temperature are made; None
+    for any."""
+    has_temperature: ClassVar[bool] = False
+    """Whether a temperature is made for `good_scale`, wherever the codes come from."""
+    codes_are_given = False
+    """Whether the codes come from data, a caller or another library, instead of from a seed."""
     off_scale_advice: str = ""
     """What else to turn if the latents' root mean square is another."""
     index_shape: tuple[int, ...] = ()
@@ -74,8 +79,9 @@ class Quantizer(nn.Module, ABC):
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
+    scale_matters = True
+    """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
-    _scale_matters = True
 
     def __init__(
         self,
@@ -250,17 +256,18 @@ class Quantizer(nn.Module, ABC):
         """Warn, once, of training that will probably fail; called for each batch, except in compiled code."""
         self._training_forwards += 1
         # Few batches: the measurement waits for the device.
-        early = self._training_forwards in _SCALE_CHECKS and self._scale_matters and len(z) > 0
-        if self.good_scale is None or not early:
+        early = self._training_forwards in _SCALE_CHECKS and self.scale_matters and len(z) > 0
+        if self.good_scale is None or not early or (self.codes_are_given and not self.has_temperature):
             return
         if self.codebook_dim is not None:
             z = self.project_in(z).detach()
         rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
         if not low <= rms <= high:
-            self._scale_matters = False
+            self.scale_matters = False
+            reason = "temperature is" if self.codes_are_given else "initial codes are"
             warnings.warn(
                 f"the latents of {type(self).__name__} have a root mean square of {rms:.2g} per channel, "
-                f"outside {low:g} to {high:g}, for which its initial codes are made: few may be used. "
+                f"outside {low:g} to {high:g}, for which its {reason} made: few codes may be used. "
                 f"Put a GroupNorm or LayerNorm before the quantizer, or multiply the latents by "
                 f"{1 / max(rms, 1e-6):.2g}{self.off_scale_advice}.",
                 LGQWarning,
@@ -313,7 +320,7 @@ class Quantizer(nn.Module, ABC):
 
 
 def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
-    quantizer._scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
+    quantizer.scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
     for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
         if not tensor.is_meta and not torch.isfinite(tensor).all():
             raise LGQError(

@@ -26,13 +26,16 @@ class DataInitQuantizer(Quantizer):
 
     init: Init = "normal"
     """How the codes start."""
+    init_std: float | None = None
+    """Standard deviation of normal codes; None for unit norm on average."""
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
 
     def start_codes(self, init: Init) -> None:
         """Check and remember the start of the codes."""
         require_one_of(get_args(Init), init=init)
-        self.init, self.needs_data_init = init, init != "normal"
+        self.init = init
+        self.needs_data_init = self.codes_are_given = init != "normal"
 
     def data_init_codes(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
         """Return the initial codes for a first batch `z`."""
@@ -55,13 +58,14 @@ class DataInitQuantizer(Quantizer):
         if has_values(codes) and not torch.isfinite(codes).all():
             raise LGQError("the codes contain NaN or infinity: take those of a sound training.")
         self.write_codes(codes)
-        self.needs_data_init = False
+        self.needs_data_init, self.codes_are_given = False, True
 
+    @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self._reset_projections(seed)
-        self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed))
-        self.needs_data_init = self.init != "normal"
+        self.write_codes(normal_codes(self.codebook_size, self.code_dim, seed=seed, std=self.init_std))
+        self.start_codes(self.init)
 
     @torch.no_grad()
     def init_from_data(self, z: Float[Tensor, "n c"]) -> None:

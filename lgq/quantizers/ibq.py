@@ -5,7 +5,6 @@ n = vectors, k = codes, c = channels.
 
 from typing import Literal, get_args
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -41,6 +40,7 @@ class IBQ(DataInitQuantizer):
     dense_matrices = 11
     # The products of larger latents with codes of deviation 1 saturate the softmax.
     good_scale: tuple[float, float] | None = (0.0, 3.0)
+    has_temperature = True
     off_scale_advice = ", or lower init_std"
 
     def __init__(
@@ -71,6 +71,8 @@ class IBQ(DataInitQuantizer):
         self.start_codes(init)
         if score == "cosine":
             self.good_scale = None
+        if init != "normal":
+            self.off_scale_advice = ', or compare angles: score="cosine"'
         codes = normal_codes(codebook_size, self.code_dim, seed=self.seed, std=init_std)
         self.codebook = nn.Parameter(codes)
 
@@ -109,13 +111,6 @@ class IBQ(DataInitQuantizer):
         batch_entropy = -(usage * (usage + _LOG_OFFSET).log()).sum()
         vector_entropy = -(sharp * log_sharp).sum(1).mean()
         return Quantized(output, indices, loss + self.entropy_weight * (vector_entropy - batch_entropy))
-
-    @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
-        self.seed = seed
-        self._reset_projections(seed)
-        self.set_codebook(normal_codes(self.codebook_size, self.code_dim, seed=seed, std=self.init_std))
-        self.needs_data_init = self.init != "normal"
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

@@ -61,6 +61,7 @@ class LGQ(DataInitQuantizer):
     float32_buffers: tuple[str, ...] = ("tau",)
     dense_matrices = 6
     good_scale: tuple[float, float] | None = (0.3, 3.0)
+    has_temperature = True
     # The paper's run has a hundred times the steps: here, assignments must be sharp long before the end.
     scale_defaults = {  # noqa: RUF012
         "photo": {"tau_start": 0.4, "peak_weight": 0.05, "diversity_weight": 0.05}

@@ -100,7 +100,7 @@ class VQ(DataInitQuantizer):
         self.restart_below = restart_below
         self.sample_temperature = sample_temperature
         self.start_codes(init)
-        if init == "normal" and score == "l2":
+        if score == "l2":
             self.good_scale = (0.3, 3.0)
         codes = torch.empty(codebook_size, self.code_dim)
         if learning == "gradient":

@@ -27,7 +27,7 @@ from lgq.checks import require_one_of
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.files import make_directory, named_disk_errors, replace_file, replace_json
-from lgq.hub import CONFIG, ENVIRONMENT
+from lgq.hub import CONFIG, ENVIRONMENT, run_settings
 from lgq.models.sampling import Sampling
 from lgq.quantizers import foreign_quantizers
 from lgq.training.checkpoint import Checkpoints
@@ -94,15 +94,7 @@ def require_same_settings(
     """
     before, now = settings_by_path(saved), settings_by_path(current)
     added = {path: value for path, value in settings_by_path(defaults).items() if path in now}
-    before = added | before
-    ignored = set(HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
-    if before.get("quantizer") != now.get("quantizer"):
-        ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
-    differences = [
-        f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
-        for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
-        if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
-    ]
+    differences = _differences(added | before, now, validated=validated)
     if not differences:
         return
     if saved.get("kind") != current.get("kind"):
@@ -113,6 +105,36 @@ def require_same_settings(
     raise LGQError(
         f"{run} was started with other settings: {', '.join(differences)}; {', or '.join(ways_out)}."
     )
+
+
+def notice_run(run: Path, planned: dict[str, Any]) -> None:
+    """Log whether a directory holds a run, and whether a run with the planned settings would continue it.
+
+    Facts about the data, which a run finds out when it starts, are not compared.
+    """
+    saved = run_settings(run)
+    if saved is None:
+        return
+    before, now = settings_by_path(saved), settings_by_path(planned)
+    known = before.keys() & now.keys()
+    old, new = ({path: settings[path] for path in known} for settings in (before, now))
+    if differences := _differences(old, new, validated=False):
+        _log.warning(
+            "%s holds a run with other settings, which these cannot continue: %s", run, ", ".join(differences)
+        )
+    else:
+        _log.info("%s holds a run, which these settings continue", run)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], *, validated: bool) -> list[str]:
+    ignored = set(HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
+    if before.get("quantizer") != now.get("quantizer"):
+        ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
+    return [
+        f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+        for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
+        if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
+    ]
 
 
 def _keyword(path: str) -> str:

@@ -83,6 +83,18 @@ def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_says_whether_the_directory_holds_a_run_and_can_continue_it(run, capsys):
+    before = sorted(run.rglob("*"))
+    train(run, "--dry-run", "--codebook-size", 8, "--batch-size", 3)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["codebook_size"] == 8
+    (notice,) = (line for line in printed.err.splitlines() if "holds a run" in line)
+    assert re.search(r"other settings.*: --batch-size \(was \d+, now 3\), --codebook-size \(was", notice)
+    train(run, "--dry-run", steps=9)
+    assert f"{run} holds a run, which these settings continue" in capsys.readouterr().err
+    assert sorted(run.rglob("*")) == before
+
+
 @pytest.mark.parametrize("name", tokenizer_names())
 def test_every_named_run_can_be_planned(capsys, name, tmp_path):
     lgq("train", name, "--data", "sample", "--out", tmp_path, "--dry-run", *TINY_TOKENIZER, *LARGER)

@@ -12,6 +12,7 @@ from torch import nn
 from lgq import BSQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
+from lgq.quantizers import Quantizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
@@ -45,11 +46,21 @@ MODULES = {
         lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3, shared_codebook=True),
         LAST,
     ),
-    "fsq": (lambda: peer.FSQ([8, 5, 5]), (2, 20, 3)),
-    "fsq projected": (lambda: peer.FSQ([8, 6, 5], dim=DIM), LAST),
-    "lfq": (lambda: peer.LFQ(codebook_size=SIZE), (2, 20, 5)),
-    "lfq projected": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, codebook_scale=0.5), LAST),
-    "lfq spherical": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, spherical=True), LAST),
+    "residual channels first": (
+        lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3, channel_last=False),
+        (2, DIM, DIM),
+    ),
+    "fsq channels first": (lambda: peer.FSQ([8, 6, 5], dim=DIM, channel_first=True), (2, DIM, DIM)),
+    "lfq": (lambda: peer.LFQ(codebook_size=SIZE, channel_first=False), (2, 20, 5)),
+    "lfq channels first": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, channel_first=True), (2, DIM, 20)),
+    "lfq projected": (
+        lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, codebook_scale=0.5, channel_first=False),
+        LAST,
+    ),
+    "lfq spherical": (
+        lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, spherical=True, channel_first=False),
+        LAST,
+    ),
     "simvq": (lambda: peer.SimVQ(DIM, SIZE, rotation_trick=False), LAST),
     "simvq other rows": (lambda: peer.SimVQ(DIM, SIZE, frozen_codebook_dim=5, rotation_trick=False), LAST),
     "simvq mlp": (
@@ -70,8 +81,10 @@ def test_converted_modules_give_the_same_indices_and_values(name):
     module = make()
     for _ in range(3):  # so that running means have moved
         module(torch.randn(shape))
-    module.eval()
-    q = from_vector_quantize_pytorch(module)
+    assert_same_codes(from_vector_quantize_pytorch(module.eval()), module, shape)
+
+
+def assert_same_codes(q: Quantizer, module: nn.Module, shape: tuple[int, ...]) -> None:
     assert not q.training
     z = torch.randn(shape)
     with torch.no_grad():
@@ -80,6 +93,26 @@ def test_converted_modules_give_the_same_indices_and_values(name):
     assert torch.equal(out.indices, indices.long())
     torch.testing.assert_close(out.quantized, quantized, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(q.decode(out.indices), quantized, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: peer.FSQ([8, 6, 5], dim=DIM), lambda: peer.LFQ(codebook_size=SIZE, dim=DIM)],
+    ids=["fsq", "lfq"],
+)
+def test_an_axis_of_the_channels_that_depends_on_the_input_must_be_given(make):
+    module = make().eval()
+    with pytest.raises(LGQError, match=r"without `channel_first`.*axis 1.*pass channel_dim=1 for images"):
+        from_vector_quantize_pytorch(module)
+    # As wide as there are channels: neither axis is wrong by its length.
+    assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=1), module, (2, DIM, DIM, DIM))
+    assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=1), module, (2, DIM, 2, DIM, DIM))
+    assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=-1), module, LAST)
+
+
+def test_an_fsq_without_projections_has_identities():
+    module = peer.FSQ([8, 5, 5]).eval()
+    assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=-1), module, (2, 20, 3))
 
 
 def test_running_means_go_on_as_there():
@@ -94,15 +127,34 @@ def test_running_means_go_on_as_there():
         torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "module",
+    [
+        peer.VectorQuantize(DIM, SIZE),
+        peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
+        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2),
+        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
+    z = 0.1 * torch.randn(LAST)
+    module(z)
+    from_vector_quantize_pytorch(module)(z)
+
+
 @pytest.mark.parametrize("spherical", [False, True])
 def test_losses_of_bits_are_those_of_the_peer(spherical):
     module = peer.LFQ(codebook_size=SIZE, dim=DIM, commitment_loss_weight=0.3, spherical=spherical)
-    q, z = from_vector_quantize_pytorch(module), 0.01 * torch.randn(LAST)
+    q, z = from_vector_quantize_pytorch(module, channel_dim=-1), 0.01 * torch.randn(LAST)
     # It takes the logarithm of no less than 1e-5.
     torch.testing.assert_close(q(z).loss, module(z).entropy_aux_loss, rtol=1e-3, atol=1e-3)
 
 
 def test_heads_and_groups_become_groups():
+    shared = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2).eval()
+    assert_same_codes(from_vector_quantize_pytorch(shared), shared, LAST)
     module = peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=4, separate_codebook_per_head=True).eval()
     q = from_vector_quantize_pytorch(module)
     assert isinstance(q, Grouped)
@@ -120,7 +172,8 @@ def test_dropout_of_stages_and_spheres_convert():
     q = from_vector_quantize_pytorch(module)
     assert isinstance(q, Residual)
     assert q.dropout == 0.75
-    assert isinstance(from_vector_quantize_pytorch(peer.LFQ(codebook_size=8, spherical=True)), BSQ)
+    spherical = peer.LFQ(codebook_size=8, spherical=True)
+    assert isinstance(from_vector_quantize_pytorch(spherical, channel_dim=-1), BSQ)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +187,10 @@ def test_dropout_of_stages_and_spheres_convert():
         (
             lambda: peer.VectorQuantize(DIM, SIZE, codebook_dim=4, layernorm_after_project_in=True),
             "`layernorm_after_project_in` of VectorQuantize has no counterpart.*keep the module",
+        ),
+        (
+            lambda: peer.VectorQuantize(dim=16, codebook_size=SIZE, heads=2),
+            "with 2 heads of 16 channels projects its 16 channels.*train with codebook_dim = dim / heads = 8",
         ),
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
         (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),
@@ -150,12 +207,16 @@ def test_dropout_of_stages_and_spheres_convert():
 @pytest.mark.filterwarnings("ignore:rotation_trick of SimVQ")
 def test_what_would_give_other_codes_is_an_error(make, message):
     with pytest.raises(LGQError, match=message):
-        from_vector_quantize_pytorch(make())
+        from_vector_quantize_pytorch(make(), channel_dim=-1)
 
 
 def test_what_changes_only_the_training_is_a_warning():
     module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1)
-    with pytest.warns(LGQWarning, match="codebook_diversity_loss_weight of VectorQuantize stay behind"):
+    with pytest.warns(LGQWarning, match="codebook_diversity_loss_weight of VectorQuantize stays behind"):
+        from_vector_quantize_pytorch(module)
+    module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1, orthogonal_reg_weight=0.1)
+    two = "orthogonal_reg_weight, codebook_diversity_loss_weight of VectorQuantize stay behind"
+    with pytest.warns(LGQWarning, match=two):
         from_vector_quantize_pytorch(module)
 
 

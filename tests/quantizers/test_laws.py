@@ -423,12 +423,19 @@ def test_the_registry_has_nine_quantizers_and_takes_more(monkeypatch):
     assert build_quantizer("mine", DIM, 32).label == "Mine"
     with pytest.raises(LGQError, match="'lgq' is LGQ already: choose another name"):
         register("lgq", FSQ)
-    with pytest.raises(LGQError, match=r"'bare' has no label: set Bare.label"):
+    with pytest.raises(
+        LGQError, match=r"'bare' lacks `label` \(its name in tables\): add what is missing to Bare"
+    ):
         register("bare", type("Bare", (FSQ,), {"label": ""}))
     with pytest.raises(LGQError, match=r"'made' must be a subclass of lgq.quantizers.Quantizer, got FSQ\("):
         register("made", FSQ(DIM, 32))
-    with pytest.raises(LGQError, match=r"'part' lacks quantize_vectors, reset_parameters: add"):
-        register("part", type("Part", (Quantizer,), {"label": "Part"}))
+    everything = r"'part' lacks quantize_vectors, reset_parameters, `label` .*, `seed` of __init__: add what"
+    with pytest.raises(LGQError, match=everything):
+        register("part", type("Part", (Quantizer,), {"__init__": _without_seed}))
+
+
+def _without_seed(self, dim: int, codebook_size: int, *, channel_dim: int = -1) -> None:
+    Quantizer.__init__(self, dim, codebook_size, channel_dim=channel_dim)
 
 
 def test_a_name_in_capitals_is_told_the_registered_one():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from quantizer_family import DIM, SIZE
+from torch._dynamo.testing import CompileCounter
 
 from lgq import FSQ, LGQ, VQ, Grouped, MultiScale, Residual
 from lgq.errors import LGQError
@@ -158,3 +159,15 @@ def test_the_latent_term_is_the_mean_over_the_sums_so_far():
 def test_bad_scales_raise_an_error(make, message):
     with pytest.raises(LGQError, match=message):
         make()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_compiled_graph_takes_any_batch_of_grids_of_one_size():
+    torch.compiler.reset()
+    q, graphs = MultiScale(LGQ(DIM, SIZE, seed=0), (2, 4), axes=1), CompileCounter()
+    run = torch.compile(q, fullgraph=True, dynamic=True, backend=graphs)
+    for batch, side, known in ((3, 4, 1), (7, 4, 1), (3, 5, 2)):
+        z = torch.randn(batch, side, DIM)
+        assert torch.equal(run(z).indices, q(z).indices)
+        # Inductor has no order for layouts whose sides it does not know.
+        assert graphs.frame_count == known

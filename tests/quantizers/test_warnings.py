@@ -10,7 +10,7 @@ from quantizer_family import DIM, SIZE
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQWarning
-from lgq.quantizers import IBQ, LGQ, VQ, Quantizer, Residual, RotVQ
+from lgq.quantizers import IBQ, LGQ, VQ, Grouped, Quantizer, Residual, RotVQ
 from lgq.quantizers.lgq import _UNANNEALED_FORWARDS
 
 
@@ -92,6 +92,58 @@ def test_latents_near_unit_scale_are_not_named(build_class, scale):
     quantizer = build_class()
     quantizer.anneal(0.0)
     assert warned(quantizer, 101, scale) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "scale", "advice"),
+    [
+        (lambda: LGQ(DIM, SIZE, init="kmeans"), 0.1, 'scale="data"'),
+        (lambda: Residual([LGQ(DIM, SIZE, init="data"), VQ(DIM, SIZE)]), 0.1, 'scale="data"'),
+        (lambda: Grouped.of(lambda: LGQ(DIM // 2, SIZE, init="data"), 2), 0.1, 'scale="data"'),
+        (lambda: with_own_codes(LGQ(DIM, SIZE)), 0.1, 'scale="data"'),
+        (lambda: IBQ(DIM, SIZE, init="data"), 20.0, 'score="cosine"'),
+    ],
+    ids=["kmeans", "stages", "groups", "own codes", "ibq"],
+)
+def test_the_reason_is_the_temperature_where_the_codes_were_not_drawn(make, scale, advice):
+    (message,) = warned(make(), 12, scale)
+    assert "for which its temperature is made: few codes may be used" in message
+    assert message.endswith(f"{advice}.")
+
+
+def test_scales_are_told_by_their_initial_codes_again_after_a_reset():
+    quantizer = with_own_codes(VQ(DIM, SIZE))
+    assert warned(quantizer, 1, scale=0.05) == [], "its owner has chosen them"
+    again = with_own_codes(VQ(DIM, SIZE))
+    again.reset_parameters(3)
+    (message,) = warned(again, 1, scale=0.05)
+    assert "for which its initial codes are made" in message
+
+
+def with_own_codes(quantizer: LGQ | VQ) -> LGQ | VQ:
+    quantizer.set_codebook(0.1 * torch.randn(SIZE, DIM))
+    return quantizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grouped.of(lambda: LGQ(DIM // 2, SIZE), 2),
+        lambda: Grouped.of(lambda: Residual([LGQ(DIM // 2, SIZE), LGQ(DIM // 2, SIZE)]), 2),
+        lambda: Grouped.of(lambda: LGQ(DIM // 2, SIZE), 2, shared=True),
+    ],
+    ids=["groups", "groups of stages", "shared"],
+)
+def test_one_group_speaks_for_all(make):
+    assert len(warned(make(), 120, scale=0.05)) == 1
+
+
+def test_a_group_whose_scale_is_good_leaves_the_others_watched():
+    quantizer = Grouped.of(lambda: LGQ(DIM // 2, SIZE), 2)
+    z = torch.randn(12, DIM)
+    z[:, DIM // 2 :] *= 1e-3
+    with pytest.warns(LGQWarning, match="root mean square of 0.00"):
+        quantizer(z)
 
 
 def test_a_scale_that_drifts_is_seen_at_the_tenth_and_the_hundredth_batch():

@@ -30,6 +30,16 @@ class Composition(Quantizer):
     def parts(self) -> list[Quantizer]:
         """Quantizers in the order of their indices; a shared one comes several times."""
 
+    @property
+    def scale_matters(self) -> bool:
+        """Whether all parts still watch the scale of their latents."""
+        return all(part.scale_matters for part in self._distinct_parts())
+
+    @scale_matters.setter
+    def scale_matters(self, matters: bool) -> None:
+        for part in self._distinct_parts():
+            part.scale_matters = matters
+
     def anneal(self, progress: float) -> None:
         for part in self._distinct_parts():
             part.anneal(progress)

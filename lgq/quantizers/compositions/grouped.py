@@ -76,7 +76,10 @@ class Grouped(Composition):
             self.parts[0].watch(self._as_one_batch(z))
         else:
             for part, channels in zip(self.parts, self._split(z), strict=True):
+                before = part.scale_matters
                 part.watch(channels)
+                if before and not part.scale_matters:
+                    self.scale_matters = False  # one group speaks for all
 
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         if self.shared:

@@ -6,6 +6,7 @@ b = grids, c = channels, l = tokens of all scales, n = vectors, s = scales.
 import math
 import warnings
 from collections.abc import Sequence
+from operator import index
 
 import torch
 import torch.nn.functional as F
@@ -310,9 +311,12 @@ def _shrink(grid: Float[Tensor, "b c ..."], shape: tuple[int, ...]) -> Float[Ten
 
 
 def _sizes(shape: torch.Size) -> tuple[int, ...]:
-    """Return sizes as numbers: torch.jit.trace, which fixes them, has tensors in their place."""
+    """Return sizes as numbers, in place of the tensors of torch.jit.trace and the symbols of torch.compile.
+
+    Each program has grids of fixed sizes: the layouts of unknown ones are too much for torch's compiler.
+    """
     if not is_jit_traced():
-        return tuple(shape)
+        return tuple(index(size) for size in shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tuple(int(size) for size in shape)
