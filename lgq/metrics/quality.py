@@ -195,7 +195,7 @@ def evaluate_tokenizer(
         reconstruction, codes = reconstruct(images)
         coarser = _from_first_levels(tokenizer, codes, images)
         for i, pictures in enumerate([*coarser, reconstruction]):
-            psnr_sums[i] += psnr(images, pictures).double().sum().cpu()
+            psnr_sums[i] += psnr(images, pictures).cpu().double().sum()
         return reconstruction, codes
 
     with in_eval_mode(tokenizer):

@@ -123,6 +123,8 @@ def assign_in_tiles(
         scores = Scores(z, codes, score, score_centre(z, codes))
         scale = _LOG2_E / tau.to(usage.dtype)
         lowest = _LOG2_E * min_log_weight(usage.dtype)
+        # One buffer: the allocator returns one of this size to the system, whose pages cost more than exp2.
+        exponentials = usage.new_empty(0)
         for tile, (s,) in scores.tiles(2 * rows, depth=1):  # as much memory as the backward pass takes
             scores.write(s, tile)
             for block in _blocks_in_cache(tile, z.device, k):
@@ -131,7 +133,8 @@ def assign_in_tiles(
                 # `nearest_codes` compares them undivided too.
                 peak[block], indices[block] = blockwise_argmax(w)
                 w = w[:, :k]
-                e = torch.exp2(w.sub_(peak[block, None]).mul_(scale).clamp_(min=lowest))
+                w.sub_(peak[block, None]).mul_(scale).clamp_(min=lowest)
+                e = torch.exp2(w, out=exponentials.resize_(w.shape))
                 total = e.sum(1)
                 purity[block] = (torch.linalg.vector_norm(e, dim=1) / total).square()
                 usage.addmv_(e.T, 1 / (total * len(z)))
