@@ -197,12 +197,16 @@ class _AloneTask:
 
     def settings(self) -> dict[str, Any]:
         """Return all that the record depends on."""
+        return self._given() | {"quantizer_options": _options(self.training)}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings without options at their defaults: one that is added later changes no id."""
+        return self._given()
+
+    def _given(self) -> dict[str, Any]:
         own = to_json(self)
         training: dict[str, Any] = own.pop("training")
         return training | own
-
-    def identity(self) -> dict[str, Any]:
-        return self.settings()
 
     def parameters(self) -> int:
         """Return the number of learned parameters."""
@@ -252,7 +256,7 @@ class LatentsTask(_AloneTask):
         return super().settings() | {"start": self.start.settings()}
 
     def identity(self) -> dict[str, Any]:
-        return super().settings() | {"start": self.start.identity()}
+        return super().identity() | {"start": self.start.identity()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +282,10 @@ class SpeechTask:
 
     def settings(self) -> dict[str, Any]:
         """Return all that the record depends on."""
-        return to_json(self.training) | {"seed": self.seed, "recordings": self.recordings}
+        return self.identity() | {"quantizer_options": _options(self.training)}
 
     def identity(self) -> dict[str, Any]:
-        return self.settings()
+        return to_json(self.training) | {"seed": self.seed, "recordings": self.recordings}
 
     def parameters(self) -> int:
         """Return the number of learned parameters."""
@@ -290,6 +294,12 @@ class SpeechTask:
 
 
 Task = AutoencoderTask | TokenizerTask | GeneratorTask | CostTask | GaussianTask | LatentsTask | SpeechTask
+
+
+def _options(training: AloneSettings | SpeechSettings) -> dict[str, Any]:
+    """Return all options of a quantizer, with the defaults written out."""
+    options = default_options(training.quantizer) | training.quantizer_options
+    return {name: value for name, value in options.items() if name != "seed"}
 
 
 def planned_tokenizer(run: TokenizerRun) -> Tokenizer:

@@ -26,7 +26,7 @@ from lgq.experiments.tasks import (
     planned_tokenizer,
     without_defaults,
 )
-from lgq.quantizers import QUANTIZERS
+from lgq.quantizers import BSQ, QUANTIZERS
 from lgq.results import ResultsError
 from lgq.runs import named_generator, named_run
 from lgq.tokenizer import Tokenizer
@@ -297,3 +297,14 @@ def test_steps_and_precision_are_adjusted_for_all_rows_alike():
     )
     cold = POCKET.adjusted(warm_start="never")
     assert [task.start for task in (cold.tokenizer, cold.ablation, cold.search)] == [None] * 3
+
+
+def test_records_of_quantizers_alone_hold_the_defaults_that_they_were_made_with():
+    for task in (
+        POCKET.on_gaussian("bsq", 1024, 0.0),
+        POCKET.on_latents("bsq", 1024),
+        POCKET.on_speech("bsq"),
+    ):
+        assert task.settings()["quantizer_options"]["commitment_weight"] == BSQ(8, 16).commitment_weight
+        assert "seed" not in task.settings()["quantizer_options"]
+        assert task.identity()["quantizer_options"] == {}
