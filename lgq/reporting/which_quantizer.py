@@ -233,7 +233,9 @@ def _shifted(results: ResultSet) -> str | None:
     ranked = _ranked(_at(lines, places[-1]), higher=True)
     kept = [name for name, sample in ranked if sample.mean >= 0.5]
     lost = [name for name, sample in ranked if sample.mean < 0.05]
-    parts = [f"{_names(kept)} still use half of the codes" if kept else "no quantizer uses half of the codes"]
+    verb = "uses" if len(kept) == 1 else "use"
+    kept_words = f"{_names(kept)} still {verb} half of the codes or more"
+    parts = [kept_words if kept else "no quantizer uses half of the codes"]
     parts += [f"{_names(lost)} less than 5%"] if lost else []
     return (
         f"**Data away from the initial codes** (mean {places[-1]:g}, deviation 1): {', '.join(parts)}. Put a "

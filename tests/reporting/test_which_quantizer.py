@@ -95,7 +95,7 @@ def world() -> dict[str, list[FakeRow]]:
         ),
         ("cold", ("FSQ loses the least (0.5 dB) and LGQ the most (2.0 dB).",)),
         ("cost", ("FSQ takes the least time per step (2.0 ms), LGQ the most (40 times that).",)),
-        ("gaussian", ("(mean 8, deviation 1): LGQ still use half of the codes, FSQ less than 5%.",)),
+        ("gaussian", ("(mean 8, deviation 1): LGQ still uses half of the codes or more, FSQ less than 5%.",)),
         ("regularizers", ("50% of the codes with both at 0.005, 90% with both at 0.05.",)),
         ("comparison", ("helps LGQ the most: its LPIPS falls by 0.020.",)),
         ("latents", ("FSQ represents the latents best with 64 codes, LGQ worst.",)),
