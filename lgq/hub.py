@@ -46,8 +46,6 @@ TOKENIZER = "tokenizer"
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Directory of the models that come with the package, each in a directory of its name."""
-SHIPPED_IMAGE_SIZE = 256
-"""Side to which images of a data set are brought for such a model, unless the user names another."""
 
 ModelKind = Literal["tokenizer", "generator"]
 

@@ -42,7 +42,6 @@ from lgq.errors import LGQError
 from lgq.files import WeightsChoice
 from lgq.hub import (
     CONFIG,
-    SHIPPED_IMAGE_SIZE,
     WEIGHTS,
     HubModel,
     build_pretrained,
@@ -431,10 +430,8 @@ def load_tokenizer(
     require_kind(source, "tokenizer")
     own = resolve_device(device or "cpu")
     tokenizer = Tokenizer.from_pretrained(published_weights(source, weights), map_location=own)
-    if settings := run_settings(source):
+    if settings := run_settings(source):  # weights of earlier versions do not say it themselves
         tokenizer.image_size = int(settings["image_size"])
-    elif shipped_model(source) is not None:
-        tokenizer.image_size = SHIPPED_IMAGE_SIZE
     return tokenizer
 
 

@@ -19,8 +19,8 @@ from lgq.data import open_dataset, to_tensor
 from lgq.data.images import ImageDataset, StoredImage
 from lgq.data.loader import evenly_spread
 from lgq.data.transforms import padded_to_multiple
-from lgq.files import Manifest, replace_directory, replace_file
-from lgq.hub import ENVIRONMENT, SHIPPED, WEIGHTS, WeightsChoice, published_weights, run_settings, seal
+from lgq.files import Manifest, WeightsChoice, replace_directory, replace_file
+from lgq.hub import ENVIRONMENT, SHIPPED, WEIGHTS, published_weights, run_settings, seal
 from lgq.metrics.reconstruction import psnr, ssim
 from lgq.models.lpips import LPIPS
 from lgq.runs import named_run
@@ -29,6 +29,8 @@ from lgq.training.history import History
 
 NAME, RUN = "photo-f8", "photo-lgq"
 MOST_BYTES = 8_000_000
+IMAGE_SIZE = 256
+"""Side to which images of a data set are brought for it, unless the user names another."""
 TARGETS = {"psnr": 23.0, "lpips": 0.25, "utilization": 0.95}
 _ROUNDING = {"psnr": 0.05, "lpips": 0.002}
 """Differences between float32 and bf16 that count as none."""
@@ -136,7 +138,9 @@ def ship(
     }
     require_no_loss(measured)
     with replace_directory(out) as directory:
-        load_tokenizer(run, weights).bfloat16().save_pretrained(directory)
+        tokenizer = load_tokenizer(run, weights).bfloat16()
+        tokenizer.image_size = IMAGE_SIZE
+        tokenizer.save_pretrained(directory)
         replace_file(directory / "README.md", card(run, weights, trained, data, measured).encode())
         size = (directory / WEIGHTS).stat().st_size
         if size > MOST_BYTES:

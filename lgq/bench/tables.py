@@ -25,6 +25,13 @@ def quantizer_table(rows: Sequence[QuantizerRow]) -> Table:
     ours = {(r.quantizer, r.codebook_size): r for r in rows if r.implementation == "ours"}
     for row in rows:
         reference = ours[row.quantizer, row.codebook_size]
+        time, memory = "", ""
+        if row.ours_ms is not None:
+            time = _ratio(row.ms, row.ours_ms, ".2f")
+        elif row is not reference:
+            time = _ratio(row.over_floor, reference.over_floor, ".1f")
+        if row is not reference:
+            memory = _ratio(row.extra_bytes, reference.extra_bytes, ".2f")
         table.add_row(
             row.quantizer,
             "peer" if row.implementation == PEER else row.implementation,
@@ -33,12 +40,8 @@ def quantizer_table(rows: Sequence[QuantizerRow]) -> Table:
             _number(row.ms and row.tokens / row.ms * 1e3),
             _number(row.extra_bytes and row.extra_bytes / 1e6),
             _number(row.over_floor, ".2f"),
-            ""
-            if row is reference
-            else _ratio(row.over_floor, reference.over_floor, ".1f")
-            if row.ours_ms is None
-            else _ratio(row.ms, row.ours_ms, ".2f"),
-            "" if row is reference else _ratio(row.extra_bytes, reference.extra_bytes, ".2f"),
+            time,
+            memory,
             _number(PAPER_MS.get((row.quantizer, row.codebook_size)), ".2f") if row is reference else "",
         )
     return table

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from lgq.errors import LGQWarning
 from lgq.metrics.code_usage import CodeUsage, batch_utilization, learned_codebook
@@ -59,29 +59,54 @@ def train_alone(
     """Train a quantizer on the vectors that `draw` returns at each step."""
     size, options = settings.codebook_size, {"seed": seed} | settings.quantizer_options
     quantizer = build_quantizer(settings.quantizer, settings.dim, size, **options)
-    parameters = [parameter for parameter in quantizer.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate) if parameters else None
-    schedule, curve = Schedule(kind="cosine"), []
-    every = max(1, settings.steps // _CURVE_POINTS)
-    for step in range(settings.steps):
-        check_stop()
+
+    def loss_at(progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         z = draw()
-        quantizer.anneal(step / max(1, settings.steps - 1))
+        quantizer.anneal(progress)
         with warnings.catch_warnings(action="ignore", category=LGQWarning):
             # Latents of another scale than the codes are what is measured.
             out = quantizer(z)
         error = F.mse_loss(out.quantized, z)
-        loss = error + out.loss
+        return error + out.loss, {"mse": error, "batch_utilization": batch_utilization(out.indices, size)}
+
+    curve = descend(
+        quantizer, loss_at, steps=settings.steps, learning_rate=settings.learning_rate, check_stop=check_stop
+    )
+    return AloneResult(quantizer, curve)
+
+
+def descend(
+    module: nn.Module,
+    loss_at: Callable[[float], tuple[Tensor, dict[str, Tensor]]],
+    *,
+    steps: int,
+    learning_rate: float,
+    clip: float | None = None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> list[dict[str, float]]:
+    """Train what learns in a module, by AdamW with a cosine schedule; return its curve.
+
+    loss_at: the loss of a step, by the share of training done, and values for the curve.
+    clip: largest norm of the gradient; None for any.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate) if parameters else None
+    schedule, curve = Schedule(kind="cosine"), []
+    every = max(1, steps // _CURVE_POINTS)
+    for step in range(steps):
+        check_stop()
+        loss, values = loss_at(step / max(1, steps - 1))
         if optimizer is not None and loss.requires_grad:
-            rate = settings.learning_rate * schedule.multiplier(step, settings.steps)
-            optimizer.param_groups[0]["lr"] = rate
+            optimizer.param_groups[0]["lr"] = learning_rate * schedule.multiplier(step, steps)
             optimizer.zero_grad()
             loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(parameters, clip)
             optimizer.step()
         if (step + 1) % every == 0:
-            used = float(batch_utilization(out.indices, size))
-            curve.append({"step": step + 1, "mse": float(error.detach()), "batch_utilization": used})
-    return AloneResult(quantizer, curve)
+            numbers = {name: float(value.detach()) for name, value in values.items()}
+            curve.append({"step": step + 1} | numbers)
+    return curve
 
 
 @torch.no_grad()

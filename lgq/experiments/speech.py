@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
+from lgq.experiments.quantizer_alone import descend
 from lgq.metrics.code_usage import CodeUsage, batch_utilization
 from lgq.quantizers import Quantizer, build_quantizer
 from lgq.quantizers.continuous import Continuous
-from lgq.training.settings import Schedule
 
 CLIP_SAMPLES = 4_096
 _STRIDE = 4
@@ -32,7 +32,7 @@ _WINDOWS = (64, 256, 1_024)
 """Samples of the spectra that are compared."""
 _AUDIBLE = 1e-2
 """Magnitude below which a difference of spectra does not count."""
-_CURVE_POINTS = 10
+_BATCH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,36 +124,22 @@ def train_speech(
         chosen = torch.randint(len(clips), (settings.batch_size,), generator=random)
         return clips[chosen.to(clips.device)]
 
-    _learn(tokenizer, settings, settings.start_steps, draw, check_stop)
-    tokenizer.quantizer = speech_tokenizer(settings, seed).quantizer.to(clips.device)
-    return tokenizer, _learn(tokenizer, settings, settings.steps, draw, check_stop)
-
-
-def _learn(
-    tokenizer: SpeechTokenizer,
-    settings: SpeechSettings,
-    steps: int,
-    draw: Callable[[], Float32[Tensor, "b t"]],
-    check_stop: Callable[[], None],
-) -> list[dict[str, float]]:
-    optimizer = torch.optim.AdamW(tokenizer.parameters(), lr=settings.learning_rate)
-    schedule, curve = Schedule(kind="cosine"), []
-    every = max(1, steps // _CURVE_POINTS)
-    for step in range(steps):
-        check_stop()
+    def loss_at(progress: float) -> tuple[Tensor, dict[str, Tensor]]:
         clips = draw()
-        tokenizer.quantizer.anneal(step / max(1, steps - 1))
-        optimizer.param_groups[0]["lr"] = settings.learning_rate * schedule.multiplier(step, steps)
+        tokenizer.quantizer.anneal(progress)
         reconstruction, out = tokenizer(clips)
         loss = F.l1_loss(reconstruction, clips) + spectral_distance(reconstruction, clips).mean() + out.loss
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(tokenizer.parameters(), settings.clip)
-        optimizer.step()
-        if (step + 1) % every == 0:
-            used = float(batch_utilization(out.indices, settings.codebook_size))
-            curve.append({"step": step + 1, "loss": float(loss.detach()), "batch_utilization": used})
-    return curve
+        used = batch_utilization(out.indices, settings.codebook_size)
+        return loss, {"loss": loss, "batch_utilization": used}
+
+    learning: dict[str, Any] = {
+        "learning_rate": settings.learning_rate,
+        "clip": settings.clip,
+        "check_stop": check_stop,
+    }
+    descend(tokenizer, loss_at, steps=settings.start_steps, **learning)
+    tokenizer.quantizer = speech_tokenizer(settings, seed).quantizer.to(clips.device)
+    return tokenizer, descend(tokenizer, loss_at, steps=settings.steps, **learning)
 
 
 @torch.no_grad()
@@ -162,7 +148,7 @@ def measure_speech(tokenizer: SpeechTokenizer, clips: Float32[Tensor, "n t"]) ->
     usage = CodeUsage.empty(tokenizer.quantizer.codebook_size)
     ratios, distances = [], []
     tokenizer.eval()
-    for batch in clips.split(64):
+    for batch in clips.split(_BATCH):
         reconstruction, out = tokenizer(batch)
         usage.update(out.indices)
         noise = (batch - reconstruction).square().sum(1)
