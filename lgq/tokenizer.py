@@ -49,7 +49,6 @@ from lgq.hub import (
     read_settings,
     require_kind,
     run_settings,
-    shipped_model,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.tiling import in_tiles, tile_at
