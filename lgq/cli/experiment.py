@@ -82,8 +82,8 @@ class Report:
     out: Path = Path("report.html")
     """HTML file to write; a browser shows it without a network."""
     copy: Path | None = None
-    """Directory for a copy of the records, curves and pictures that the page shows, without weights; by
-    default nothing is copied."""
+    """Directory for a copy of the records, curves and pictures that the page shows, without the weights of
+    tokenizers and generators; by default nothing is copied."""
 
     def run(self) -> int:
         from lgq.reporting.page import report

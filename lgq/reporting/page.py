@@ -19,7 +19,9 @@ from PIL import Image, ImageColor
 
 from lgq.data.images import decode
 from lgq.errors import LGQError
+from lgq.experiments.tasks import AutoencoderTask
 from lgq.files import make_directory, replace_file
+from lgq.hub import BEST, CONFIG, ENVIRONMENT
 from lgq.plots import palette
 from lgq.plots.canvas import BLUE
 from lgq.plots.palette import Style
@@ -114,8 +116,8 @@ def report(
 
     Where a page of `lgq view --export` is beside it as view.html, the report links it.
 
-    copy: directory for a copy of the records, curves and pictures behind the page, without weights; None
-        copies nothing.
+    copy: directory for a copy of the records, curves and pictures behind the page, without the weights of
+        tokenizers and generators; None copies nothing.
     """
     page_file = Path(out)
     if page_file.is_dir():
@@ -183,13 +185,21 @@ def _keep(results: ResultSet, target: Path) -> int:
     """Copy what the page shows to another directory; return the number of bytes.
 
     The copy is itself a results directory: it gives the same page, and `lgq experiment` skips the rows that
-    are finished in it.
+    are finished in it. It has the weights of autoencoders, so that rows to come start from the same ones:
+    trained on another machine, they would differ in rounding.
     """
     directory = results.directory
     files = [
         *directory.root.glob("experiments/*.json"),
         *directory.root.glob("rows/*.json"),
         *(directory.run(id) / METRICS for id in results.runs),
+        *(
+            file
+            for run in results.runs.values()
+            if run.kind == AutoencoderTask.kind
+            for name in (CONFIG, ENVIRONMENT, f"{BEST}/*")
+            for file in directory.run(run.id).glob(name)
+        ),
         directory.originals,
         *(
             directory.pictures(run.id) / f"{stem}.png"

@@ -227,6 +227,18 @@ def test_a_copy_gives_the_same_page_without_weights(results, tmp_path):
     assert ResultsDirectory(copy).records() == results.records()
 
 
+def test_a_copy_has_the_weights_of_autoencoders_from_which_rows_to_come_start(tmp_path):
+    results, copy = tmp_path / "results", tmp_path / "copy"
+    options = {"warm_start": "auto", "val_data": "sample", "device": "cpu"}
+    lgq.experiment("autoencoder", "smoke", "sample", results, **options)
+    lgq.report(results, tmp_path / "page.html", copy=copy)
+    outcome = lgq.experiment("comparison", "smoke", "sample", copy, only=["fsq"], **options)
+    (row,) = (row for row in outcome.plan.rows if row.row == "fsq")
+    record, (autoencoder,) = ResultsDirectory(copy).record(row.id), ResultsDirectory(results).records().values()
+    assert record["start"]["fingerprint"] == autoencoder["fingerprint"]
+    assert outcome.new_rows == 1
+
+
 def test_large_pictures_are_made_small(results):
     results.write_pictures(ROWS[0].ids("comparison")[0], {"reconstructions": png(4096, 512)})
     assert len(report_page(read_result_set(results.root))) < 1_000_000
