@@ -31,6 +31,7 @@ from .quantizers import Grouped as Grouped
 from .quantizers import MultiScale as MultiScale
 from .quantizers import ProjectedVQ as ProjectedVQ
 from .quantizers import Residual as Residual
+from .quantizers import ResidualFSQ as ResidualFSQ
 from .quantizers import RotVQ as RotVQ
 from .quantizers import SimVQ as SimVQ
 from .quantizers import build_quantizer as build_quantizer

@@ -11,6 +11,7 @@ from lgq.quantizers import (
     ProjectedVQ,
     Quantizer,
     Residual,
+    ResidualFSQ,
     build_quantizer,
 )
 
@@ -63,6 +64,10 @@ def family() -> dict[str, Build]:
         "projected": projected,
         "residual": lambda **more: Residual(stages("lgq", "vq", "fsq"), **more),
         "residual shared": lambda **more: Residual.of(lambda: stages("vq")[0], 3, shared=True, **more),
+        "residual projected": lambda **more: Residual(
+            stages("vq", "lgq", "vq", dim=DIM // 2), dim=DIM, **more
+        ),
+        "residual fsq": lambda **more: ResidualFSQ(DIM, SIZE, 3, **{"seed": 0} | more),
         "grouped": lambda **more: Grouped(stages("lgq", "vq", dim=DIM // 2), **more),
         "grouped shared": lambda **more: Grouped.of(lambda: halves("vq"), 2, shared=True, **more),
         "grouped residual": lambda **more: Grouped.of(

@@ -30,13 +30,13 @@ from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.ops.fused import KERNEL_VARIABLE
 from lgq.quantizers import (
-    FSQ,
     LFQ,
     QUANTIZERS,
     VQ,
     Grouped,
     Quantizer,
     Residual,
+    ResidualFSQ,
     SimVQ,
     require_quantizer,
 )
@@ -57,7 +57,7 @@ VARIANTS: dict[str, Callable[[int, int], Quantizer]] = {
     "vq-gradient": partial(VQ, learning="gradient"),
     "vq-heads": lambda dim, k: Grouped.of(lambda: VQ(dim // _GROUPS, k), _GROUPS),
     "residual-vq": lambda dim, k: Residual.of(lambda: VQ(dim, k), _STAGES),
-    "residual-fsq": lambda dim, k: Residual.of(lambda: FSQ(dim, k), _STAGES),
+    "residual-fsq": lambda dim, k: ResidualFSQ(dim, k, _STAGES),
     "residual-lfq": lambda dim, k: Residual.of(lambda: LFQ(dim, k), _STAGES),
     "residual-simvq": lambda dim, k: Residual.of(lambda: SimVQ(dim, k), _STAGES),
     "grouped-residual-vq": lambda dim, k: Grouped.of(

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from lgq.errors import LGQError, LGQWarning
-from lgq.quantizers import BSQ, FSQ, LFQ, VQ, Grouped, ProjectedVQ, Quantizer, Residual, SimVQ
+from lgq.quantizers import (
+    BSQ,
+    FSQ,
+    LFQ,
+    VQ,
+    Grouped,
+    ProjectedVQ,
+    Quantizer,
+    Residual,
+    ResidualFSQ,
+    SimVQ,
+)
 from lgq.quantizers.base import Projection
 
 _INVERSE_TEMPERATURE = 100.0
@@ -29,9 +40,9 @@ def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None =
         or LFQ without `channel_first`, which reads them from axis 1 of images and videos, and from the last
         axis of anything else.
 
-    Classes: VectorQuantize, ResidualVQ, GroupedResidualVQ, FSQ, LFQ (BSQ if it is spherical) and SimVQ. What
-    would change indices or values without a counterpart here is an error; what changes only the training is
-    a warning.
+    Classes: VectorQuantize, ResidualVQ, GroupedResidualVQ, FSQ, ResidualFSQ, GroupedResidualFSQ, LFQ (BSQ if
+    it is spherical) and SimVQ. What would change indices or values without a counterpart here is an error;
+    what changes only the training is a warning.
     """
     kind = type(module).__name__
     if kind not in _CONVERTERS:
@@ -56,7 +67,7 @@ def _channel_dim(module: Any) -> int:
             "and videos, or channel_dim=-1 for (batch, tokens, channels)."
         )
     parts = list(module.modules())
-    flags = ("accept_image_fmap", "accept_3d_fmap", "channel_first")
+    flags = ("accept_image_fmap", "accept_3d_fmap", "channel_first", "is_channel_first")
     first = any(getattr(part, flag, False) for part in parts for flag in flags)
     return 1 if first or not all(getattr(part, "channel_last", True) for part in parts) else -1
 
@@ -127,7 +138,6 @@ def _gradient_of(module: Any) -> str:
 def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
     _refuse(
         module,
-        codebook_dim=module.has_projections,
         implicit_neural_codebook=module.implicit_neural_codebook,
         beam_size=module.beam_size,
     )
@@ -135,13 +145,22 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
         stages = [_vq(module.layers[0], channel_dim)] * len(module.layers)
     else:
         stages = [_vq(layer, channel_dim) for layer in module.layers]
-    # There, the number of stages is drawn from 1 to all with equal probability.
-    dropout = 1 - 1 / len(stages) if module.quantize_dropout else 0.0
-    return Residual(stages, channel_dim=channel_dim, dropout=dropout)
+    dim = module.project_in.in_features if module.has_projections else None
+    q = Residual(stages, dim=dim, channel_dim=channel_dim, dropout=_dropout(module, len(stages)))
+    if module.has_projections:
+        _copy(q.project_in, module.project_in)
+        _copy(q.project_out, module.project_out)
+    return q
 
 
-def _grouped_residual_vq(module: Any, channel_dim: int) -> Quantizer:
-    return Grouped([_residual_vq(part, channel_dim) for part in module.rvqs], channel_dim=channel_dim)
+def _dropout(module: Any, stages: int) -> float:
+    """Return the probability of fewer stages: there, their number is drawn from 1 to all with equal one."""
+    return 1 - 1 / stages if module.quantize_dropout else 0.0
+
+
+def _grouped(module: Any, channel_dim: int) -> Quantizer:
+    parts = [_CONVERTERS[type(part).__name__](part, channel_dim) for part in module.rvqs]
+    return Grouped(parts, channel_dim=channel_dim)
 
 
 def _fsq(module: Any, channel_dim: int) -> Quantizer:
@@ -156,6 +175,30 @@ def _fsq(module: Any, channel_dim: int) -> Quantizer:
     size = int(module._levels.prod())
     q = FSQ(module.dim, size, levels=levels, bound="atanh", channel_dim=channel_dim, seed=0)
     _copy(q.project_in, _linear(module.project_in))
+    _copy(q.project_out, _linear(module.project_out))
+    return q
+
+
+def _residual_fsq(module: Any, channel_dim: int) -> Quantizer:
+    first, levels = module.layers[0], list(module.levels)
+    _refuse(
+        module,
+        **{"bound_hard_clamp=False": not first.bound_hard_clamp},
+        orthogonal_rotation=first.orthogonal_rotation,
+    )
+    _leave_behind(module, noise_dropout=first.noise_dropout)
+    stages = len(module.layers)
+    linear = _linear(module.project_in)
+    q = ResidualFSQ(
+        len(levels) if linear is None else linear.in_features,
+        int(module.codebook_size),
+        stages,
+        levels=levels,
+        channel_dim=channel_dim,
+        dropout=_dropout(module, stages),
+        seed=0,
+    )
+    _copy(q.project_in, linear)
     _copy(q.project_out, _linear(module.project_out))
     return q
 
@@ -204,9 +247,9 @@ def _simvq(module: Any, channel_dim: int) -> Quantizer:
         "seed": 0,
     }
     if isinstance(transform, nn.Linear):
-        q: SimVQ = ProjectedVQ(rows, transform.out_features, **weights)
-        _copy(q.transform, transform)
-        return q
+        features = ProjectedVQ(rows, transform.out_features, **weights)
+        _copy(features.transform, transform)
+        return features
     dim = rows.shape[1]
     parts = [type(part) for part in transform] if isinstance(transform, nn.Sequential) else []
     widths = [linear.weight.shape for linear in linears]
@@ -226,8 +269,10 @@ def _simvq(module: Any, channel_dim: int) -> Quantizer:
 _CONVERTERS: dict[str, Callable[[Any, int], Quantizer]] = {
     "VectorQuantize": _vq,
     "ResidualVQ": _residual_vq,
-    "GroupedResidualVQ": _grouped_residual_vq,
+    "GroupedResidualVQ": _grouped,
     "FSQ": _fsq,
+    "ResidualFSQ": _residual_fsq,
+    "GroupedResidualFSQ": _grouped,
     "LFQ": _lfq,
     "SimVQ": _simvq,
 }

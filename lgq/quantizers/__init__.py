@@ -14,7 +14,7 @@ from lgq.quantizers.compositions.grouped import Grouped
 from lgq.quantizers.compositions.multiscale import MultiScale
 from lgq.quantizers.compositions.residual import Residual
 from lgq.quantizers.continuous import Continuous
-from lgq.quantizers.fsq import FSQ
+from lgq.quantizers.fsq import FSQ, ResidualFSQ
 from lgq.quantizers.ibq import IBQ
 from lgq.quantizers.lfq import LFQ
 from lgq.quantizers.lgq import LGQ
@@ -25,8 +25,8 @@ from lgq.quantizers.vq import VQ, DiVeQ, RotVQ
 
 __all__ = [
     "BSQ", "CONTINUOUS", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale",
-    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "RotVQ", "SimVQ", "build_quantizer",
-    "foreign_quantizers", "import_plugin", "register", "require_quantizer",
+    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "ResidualFSQ", "RotVQ", "SimVQ",
+    "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
 
 CONTINUOUS = "none"

@@ -50,6 +50,15 @@ MODULES = {
         lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3, channel_last=False),
         (2, DIM, DIM),
     ),
+    "residual low-dimensional": (
+        lambda: peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=3, codebook_dim=3),
+        LAST,
+    ),
+    "residual fsq": (lambda: peer.ResidualFSQ(dim=DIM, levels=[8, 5, 3], num_quantizers=4), LAST),
+    "residual fsq of two levels": (
+        lambda: peer.ResidualFSQ(dim=DIM, levels=[2, 2, 4], num_quantizers=3),
+        LAST,
+    ),
     "fsq channels first": (lambda: peer.FSQ([8, 6, 5], dim=DIM, channel_first=True), (2, DIM, DIM)),
     "lfq": (lambda: peer.LFQ(codebook_size=SIZE, channel_first=False), (2, 20, 5)),
     "lfq channels first": (lambda: peer.LFQ(codebook_size=SIZE, dim=DIM, channel_first=True), (2, DIM, 20)),
@@ -115,6 +124,23 @@ def test_an_fsq_without_projections_has_identities():
     assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=-1), module, (2, 20, 3))
 
 
+def test_grids_of_grids_convert_with_and_without_projections_groups_and_axes():
+    plain = peer.ResidualFSQ(levels=[8, 5, 5], num_quantizers=3).eval()
+    assert_same_codes(from_vector_quantize_pytorch(plain), plain, (2, 20, 3))
+    first = peer.ResidualFSQ(dim=DIM, levels=[8, 5], num_quantizers=3, is_channel_first=True).eval()
+    z = torch.randn(FIRST)
+    out = from_vector_quantize_pytorch(first)(z)
+    quantized, indices = first(z)
+    assert torch.equal(out.indices, indices.permute(0, 2, 3, 1).long())
+    torch.testing.assert_close(out.quantized, quantized, rtol=1e-5, atol=1e-5)
+    grouped = peer.GroupedResidualFSQ(dim=DIM, groups=2, levels=[8, 5], num_quantizers=3).eval()
+    z = torch.randn(LAST)
+    out = from_vector_quantize_pytorch(grouped)(z)
+    quantized, indices = grouped(z)
+    assert torch.equal(out.indices, indices.permute(1, 2, 0, 3).long())
+    torch.testing.assert_close(out.quantized, quantized, rtol=1e-5, atol=1e-5)
+
+
 def test_running_means_go_on_as_there():
     module = peer.VectorQuantize(DIM, SIZE)
     module(torch.randn(LAST))
@@ -172,6 +198,8 @@ def test_dropout_of_stages_and_spheres_convert():
     q = from_vector_quantize_pytorch(module)
     assert isinstance(q, Residual)
     assert q.dropout == 0.75
+    grids = peer.ResidualFSQ(dim=DIM, levels=[8, 5], num_quantizers=5, quantize_dropout=True)
+    assert from_vector_quantize_pytorch(grids).dropout == 0.8
     spherical = peer.LFQ(codebook_size=8, spherical=True)
     assert isinstance(from_vector_quantize_pytorch(spherical, channel_dim=-1), BSQ)
 
@@ -195,8 +223,12 @@ def test_dropout_of_stages_and_spheres_convert():
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
         (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),
         (
-            lambda: peer.ResidualVQ(dim=DIM, codebook_size=8, num_quantizers=2, codebook_dim=4),
-            "`codebook_dim` of ResidualVQ has no counterpart",
+            lambda: peer.ResidualFSQ(dim=DIM, levels=[8, 5], num_quantizers=2, bound_hard_clamp=False),
+            "`bound_hard_clamp=False` of ResidualFSQ has no counterpart",
+        ),
+        (
+            lambda: peer.ResidualFSQ(levels=[4, 4], num_quantizers=2, orthogonal_rotation=True),
+            "`orthogonal_rotation` of ResidualFSQ has no counterpart",
         ),
         (
             lambda: peer.SimVQ(DIM, SIZE, codebook_transform=nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh())),
@@ -215,6 +247,9 @@ def test_what_changes_only_the_training_is_a_warning():
     with pytest.warns(LGQWarning, match="codebook_diversity_loss_weight of VectorQuantize stays behind"):
         from_vector_quantize_pytorch(module)
     module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1, orthogonal_reg_weight=0.1)
+    grids = peer.ResidualFSQ(levels=[4, 4], num_quantizers=2, noise_dropout=0.5)
+    with pytest.warns(LGQWarning, match="noise_dropout of ResidualFSQ stays behind"):
+        from_vector_quantize_pytorch(grids)
     two = "orthogonal_reg_weight, codebook_diversity_loss_weight of VectorQuantize stay behind"
     with pytest.warns(LGQWarning, match=two):
         from_vector_quantize_pytorch(module)

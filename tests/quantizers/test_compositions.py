@@ -1,12 +1,15 @@
 """Compositions by hand: groups of channels, shared codebooks, and nests equal what their parts do alone."""
 
 import copy
+import math
+from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from lgq import FSQ, LGQ, VQ, Grouped, Residual
-from lgq.errors import LGQError
+from lgq import FSQ, LGQ, VQ, Grouped, Residual, ResidualFSQ
+from lgq.errors import LGQError, LGQWarning
 from lgq.metrics.code_usage import CodeUsage
 
 
@@ -90,6 +93,78 @@ def test_the_codes_of_each_stage_sum_up_to_every_prefix():
     assert torch.equal(residual.stage_codes(indices[..., :2]), codes[:2])
 
 
+def test_stages_of_few_channels_lie_between_two_maps():
+    q = Residual.of(lambda: VQ(3, 16), 4, dim=8)
+    inner = copy.deepcopy(Residual(list(q.stages)))
+    z = torch.randn(20, 8)
+    out, inside = q(z), inner(q.project_in(z))
+    assert torch.equal(out.indices, inside.indices)
+    torch.testing.assert_close(out.quantized, q.project_out(inside.quantized))
+    torch.testing.assert_close(out.loss, inside.loss)
+    codes = q.stage_codes(out.indices)
+    for stages in range(1, 5):
+        torch.testing.assert_close(codes.cumsum(0)[stages - 1], q.decode(out.indices[:, :stages]))
+    mask = torch.arange(20) < 15
+    out = q(z, mask)
+    assert (out.quantized[15:] == 0).all()
+    assert (q.decode(out.indices)[15:] == 0).all()
+    assert (q.stage_codes(out.indices)[:, 15:] == 0).all()
+
+
+def test_maps_of_a_residual_start_from_its_seed_and_freeze():
+    q = Residual([VQ(3, 16, seed=5), VQ(3, 16, seed=6)], dim=8)
+    again = Residual([VQ(3, 16, seed=1), VQ(3, 16, seed=2)], dim=8)
+    assert not torch.equal(q.project_in.weight, again.project_in.weight)
+    again.reset_parameters(5)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in q.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in q.freeze().parameters())
+
+
+def test_the_scale_of_the_latents_is_measured_behind_the_map():
+    q = Residual.of(lambda: VQ(3, 16), 2, dim=8)
+    with torch.no_grad():
+        q.project_in.weight.mul_(100)
+    with pytest.warns(LGQWarning, match="root mean square"):
+        q(torch.randn(50, 8))
+
+
+@pytest.mark.parametrize("levels", [(8, 5, 3), (2, 2), (4,)])
+def test_residual_fsq_refines_bounded_channels_by_grids(levels):
+    q = ResidualFSQ(6, math.prod(levels), 3, levels=levels).double()
+    z = torch.randn(50, 6, dtype=torch.float64, requires_grad=True)
+    out = q(z)
+    number = torch.tensor(levels, dtype=torch.float64)
+    edge = 1 + 1 / (number - 1)
+    bounded = torch.tanh(F.linear(z, q.project_in.weight, q.project_in.bias) / edge) * edge
+    rest, codes = bounded.detach(), torch.zeros_like(bounded)
+    for stage in range(3):
+        scale = number**-stage
+        place = ((number - 1) * ((rest / scale).clamp(-1, 1) + 1) / 2 + 0.5).floor()
+        code = (2 * place / (number - 1) - 1) * scale
+        assert torch.equal(out.indices[:, stage], (place * q.stages[0].strides).sum(1).long())
+        rest, codes = rest - code, codes + code
+    assert bool((rest.abs() <= number**-2 / (number - 1) + number**-2).all())
+    expected = F.linear(codes + bounded - bounded.detach(), q.project_out.weight, q.project_out.bias)
+    torch.testing.assert_close(out.quantized, expected, rtol=1e-6, atol=1e-6)
+    upstream = torch.randn_like(expected)
+    inputs = (z, *q.parameters())
+    ours = torch.autograd.grad((out.quantized * upstream).sum(), inputs)
+    theirs = torch.autograd.grad((expected * upstream).sum(), inputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_each_stage_of_residual_fsq_is_nearer():
+    q = ResidualFSQ(8, 64, 4, levels=(4, 4, 4)).eval()
+    z = torch.randn(500, 8)
+    inside = q._bound(q.project_in(z))
+    errors = [(q.lookup(q.encode(z)[:, : stages + 1]) - inside).abs().mean().item() for stages in range(4)]
+    assert all(after < 0.5 * before for before, after in pairwise(errors))
+    few = ResidualFSQ(8, 64, 3, dropout=1.0)(z).indices
+    assert (few[:, 0] >= 0).all()
+    assert (few[:, 2] == -1).all()
+    assert torch.equal(q.stages[1].codebook[q.encode(z)[:, 1]], q.stages[1].decode(q.encode(z)[:, 1]))
+
+
 def test_nests_have_an_axis_of_indices_per_level():
     z = torch.randn(2, 5, 8)
     groups = Grouped.of(lambda: Residual.of(lambda: LGQ(4, 16), 3), 2)
@@ -120,6 +195,10 @@ def test_nests_have_an_axis_of_indices_per_level():
         ),
         (lambda: Grouped.of(lambda: VQ(2, 4), 0), "`groups` must be at least 1, got 0"),
         (lambda: Residual.of(lambda: VQ(2, 4), 1.5), "`stages` must be a whole number, got 1.5"),
+        (lambda: Residual([VQ(2, 4)], dim=0), "`dim` must be at least 1, got 0"),
+        (lambda: ResidualFSQ(4, 64, 0), "`stages` must be at least 1, got 0"),
+        (lambda: ResidualFSQ(4, 64, 2.0), "`stages` must be a whole number, got 2.0"),
+        (lambda: ResidualFSQ(4, 64, 2, levels=(8, 4)), r"levels \(8, 4\) make 32 codes, not 64"),
         (lambda: Grouped([VQ(2, 4)] * 2)(torch.randn(3, 5)), "expected 4 channels at axis -1"),
         (
             lambda: Grouped([VQ(2, 4)] * 2).decode(torch.zeros(3, 3, dtype=torch.int64)),

@@ -53,6 +53,7 @@ class Composition(Quantizer):
 
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
+        self._reset_projections(seed)
         for i, part in enumerate(self._distinct_parts()):
             part.reset_parameters(seed + i)
 

@@ -1,10 +1,11 @@
 """Residual quantization (Zeghidour et al. 2021, Lee et al. 2022): each stage quantizes the rest of the last.
 
-n = vectors, s = stages, c = channels.
+n = vectors, s = stages, c = channels, d = channels of codes.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -28,6 +29,8 @@ class Residual(Composition):
 
     stages: quantizers of equal `dim`. Untrained stages with equal seeds get different ones. The same
         quantizer several times is one codebook that the stages share.
+    dim: number of channels of the latents, for which one linear map leads to the stages and one back; None
+        for those of the stages, without a map.
     channel_dim: axis of the channels in the input; None takes that of the stages.
     dropout: probability that a training batch uses only its first stages, at least one and not all, so that
         the decoder also works with fewer; the indices of the others are then -1. Every stage still sees its
@@ -39,7 +42,14 @@ class Residual(Composition):
     label = "Residual"
     codebooks_at = "stages[i].codebook"
 
-    def __init__(self, stages: Sequence[Quantizer], *, channel_dim: int | None = None, dropout: float = 0.0):
+    def __init__(
+        self,
+        stages: Sequence[Quantizer],
+        *,
+        dim: int | None = None,
+        channel_dim: int | None = None,
+        dropout: float = 0.0,
+    ):
         require_parts("Residual", "stages", stages)
         if any(isinstance(stage, Residual) for stage in stages):
             raise LGQError("a stage cannot be a Residual itself: pass its stages instead.")
@@ -49,19 +59,25 @@ class Residual(Composition):
         require_between(0, 1, dropout=dropout)
         sizes = [stage.codebook_size for stage in stages]
         channel_dim = common_channel_dim("stages", stages, channel_dim)
-        super().__init__(dims[0], math.prod(sizes), channel_dim=channel_dim, seed=stages[0].seed)
+        super().__init__(
+            dims[0] if dim is None else dim,
+            math.prod(sizes),
+            channel_dim=channel_dim,
+            codebook_dim=None if dim is None else dims[0],
+            seed=stages[0].seed,
+        )
         self.stages = nn.ModuleList(stages)
         self.index_shape = (len(stages), *stages[0].index_shape)
         self.dropout = dropout
         make_seeds_differ(stages)
 
-    @classmethod
+    @staticmethod
     def of(
-        cls,
         make: Callable[[], Quantizer],
         stages: int,
         *,
         shared: bool = False,
+        dim: int | None = None,
         channel_dim: int | None = None,
         dropout: float = 0.0,
     ) -> "Residual":
@@ -69,13 +85,15 @@ class Residual(Composition):
         require_whole(stages=stages)
         require_at_least(1, stages=stages)
         made = [make()] * stages if shared else [make() for _ in range(stages)]
-        return cls(made, channel_dim=channel_dim, dropout=dropout)
+        return Residual(made, dim=dim, channel_dim=channel_dim, dropout=dropout)
 
     @property
     def parts(self) -> list[Quantizer]:
         return list(self.stages)  # type: ignore[arg-type]
 
     def watch(self, z: Float[Tensor, "n c"]) -> None:
+        if self.codebook_dim is not None and any(stage.good_scale for stage in self.parts):
+            z = self.project_in(z).detach()
         for stage in self._distinct_parts():
             stage.watch(z)
             z = z[:0]  # the residuals of later stages are smaller by design
@@ -113,7 +131,12 @@ class Residual(Composition):
         tokens = indices.shape[: indices.ndim - len(self.index_shape)]
         checked = self.checked_indices(indices.reshape(-1, *indices.shape[len(tokens) :]))
         with outside_autocast(indices):
-            return torch.stack([self._from_vectors(codes, tokens) for codes in self._codes(checked)])
+            codes = self._codes(checked)
+            if self.codebook_dim is not None:
+                sums = torch.stack(codes).cumsum(0)
+                results = [self._project_out(total, checked) for total in sums]
+                codes = [results[0], *(after - before for before, after in pairwise(results))]
+            return torch.stack([self._from_vectors(code, tokens) for code in codes])
 
     def checked_indices(self, indices: Integer[Tensor, "n s ..."]) -> Int[Tensor, "n s ..."]:
         given = indices.shape[1]
@@ -128,6 +151,17 @@ class Residual(Composition):
 
     def lookup(self, indices: Int[Tensor, "n s ..."]) -> Float[Tensor, "n c"]:
         return torch.stack(self._codes(indices)).sum(0)
+
+    def codes_of(self, indices: Int[Tensor, "n s ..."]) -> Float[Tensor, "n c"]:
+        codes = self.lookup(indices)
+        return codes if self.codebook_dim is None else self._project_out(codes, indices)
+
+    def _project_out(
+        self, codes: Float[Tensor, "n d"], indices: Int[Tensor, "n s ..."]
+    ) -> Float[Tensor, "n c"]:
+        """Map codes to the channels of the latents; vectors without any index, which are masked, to zero."""
+        masked = (indices < 0).flatten(1).all(1)
+        return self.project_out(codes).masked_fill(masked[:, None], 0)
 
     def _codes(self, indices: Int[Tensor, "n s ..."]) -> list[Float[Tensor, "n c"]]:
         return [stage.codes_of(indices[:, i]) for i, stage in enumerate(self.parts[: indices.shape[1]])]
