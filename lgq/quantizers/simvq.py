@@ -7,6 +7,7 @@ n = vectors, k = codes, c = channels, f = channels of features.
 
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -16,57 +17,19 @@ from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import sample_codes, squared_distances
 from lgq.quantizers.base import Projection, Quantizer
-from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
 from lgq.quantizers.quantized import Quantized
 
 Transform = Literal["mlp", "linear"]
 VectorScore = Literal["l2", "cosine"]
 
 
-class SimVQ(Quantizer):
-    """Codes are transform(rows), so an update for one code moves all of them.
+class FrozenRows(Quantizer):
+    """Codes are transform(rows) for frozen rows and a learned transform."""
 
-    transform: `mlp` (Linear, ReLU, Linear of width 2 dim; the LGQ paper's setting), or the published
-        `linear` map without bias.
-    weight: weight of the whole loss; 10 in the LGQ paper, 1 as published.
-    commitment_weight: weight, within the loss, of the term that moves vectors to codes.
-    score: nearest code by distance (`l2`) or by angle (`cosine`: latents and codes have unit norm).
-    codebook_dim: number of channels of the codes, behind linear maps; None for those of the latents.
-    sample_temperature: above 0, training draws codes with probability softmax(score / temperature).
-    """
-
-    label = "SimVQ"
     rows: Tensor
+    transform: nn.Module
     dense_matrices = 3
-
-    def __init__(
-        self,
-        dim: int,
-        codebook_size: int,
-        *,
-        channel_dim: int = -1,
-        transform: Transform = "mlp",
-        weight: float = 10.0,
-        commitment_weight: float = 0.25,
-        score: VectorScore = "l2",
-        codebook_dim: int | None = None,
-        sample_temperature: float = 0.0,
-        seed: int | None = None,
-    ):
-        super().__init__(dim, codebook_size, channel_dim=channel_dim, codebook_dim=codebook_dim, seed=seed)
-        require_one_of(get_args(Transform), transform=transform)
-        self._set_options(weight, commitment_weight, score, sample_temperature)
-        c = self.code_dim
-        self.register_buffer("rows", normal_codes(codebook_size, c, seed=self.seed))
-        self.transform = (
-            Projection(c, c, bias=False, seed=self.seed + 1)
-            if transform == "linear"
-            else nn.Sequential(
-                Projection(c, 2 * c, seed=self.seed + 1),
-                nn.ReLU(),
-                Projection(2 * c, c, seed=self.seed + 2),
-            )
-        )
 
     def _set_options(
         self, weight: float, commitment_weight: float, score: VectorScore, sample_temperature: float
@@ -105,19 +68,88 @@ class SimVQ(Quantizer):
         codes: Tensor = self.transform(self.rows[indices])
         return self.compared(codes)
 
+    def _reset_maps(self, seed: int) -> None:
+        self._reset_projections(seed)
+        for i, layer in enumerate(self._layers(), start=1):
+            layer.reset_parameters(seed + i)
+
+    def _layers(self) -> list[Projection]:
+        return [layer for layer in self.transform.modules() if isinstance(layer, Projection)]
+
+
+class SimVQ(FrozenRows, DataInitQuantizer):
+    """Codes are transform(rows), so an update for one code moves all of them.
+
+    transform: `mlp` (Linear, ReLU, Linear of width 2 dim; the LGQ paper's setting), or the published
+        `linear` map without bias.
+    weight: weight of the whole loss; 10 in the LGQ paper, 1 as published.
+    commitment_weight: weight, within the loss, of the term that moves vectors to codes.
+    score: nearest code by distance (`l2`) or by angle (`cosine`: latents and codes have unit norm).
+    codebook_dim: number of channels of the codes, behind linear maps; None for those of the latents.
+    sample_temperature: above 0, training draws codes with probability softmax(score / temperature).
+    init: `normal` rows behind a random transform, as published; or rows that are latents of the first
+        training batch (`data`), or `kmeans` centres of it, behind a transform that begins as the identity.
+    """
+
+    label = "SimVQ"
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        *,
+        channel_dim: int = -1,
+        transform: Transform = "mlp",
+        weight: float = 10.0,
+        commitment_weight: float = 0.25,
+        score: VectorScore = "l2",
+        codebook_dim: int | None = None,
+        sample_temperature: float = 0.0,
+        init: Init = "normal",
+        seed: int | None = None,
+    ):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, codebook_dim=codebook_dim, seed=seed)
+        require_one_of(get_args(Transform), transform=transform)
+        self._set_options(weight, commitment_weight, score, sample_temperature)
+        self.start_codes(init)
+        c = self.code_dim
+        self.register_buffer("rows", normal_codes(codebook_size, c, seed=self.seed))
+        self.transform = (
+            Projection(c, c, bias=False, seed=self.seed + 1)
+            if transform == "linear"
+            else nn.Sequential(
+                Projection(c, 2 * c, seed=self.seed + 1),
+                nn.ReLU(),
+                Projection(2 * c, c, seed=self.seed + 2),
+            )
+        )
+
+    def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
+        self.init_from_data(self.compared(z))
+        return super().quantize_vectors(z)
+
+    def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
+        """Make the codes the rows, and the transform the identity; for the ReLU, x = relu(x) - relu(-x)."""
+        self.rows.copy_(codes)
+        identity = torch.eye(self.code_dim)
+        layers = self._layers()
+        both_signs = torch.cat([identity, -identity])
+        for layer, weight in zip(
+            layers, [identity] if len(layers) == 1 else [both_signs, both_signs.T], strict=True
+        ):
+            layer.weight.copy_(weight)
+            if layer.bias is not None:
+                layer.bias.zero_()
+
+    @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
         self.seed = seed
         self.rows.copy_(normal_codes(self.codebook_size, self.code_dim, seed=seed))
         self._reset_maps(seed)
-
-    def _reset_maps(self, seed: int) -> None:
-        self._reset_projections(seed)
-        layers = [layer for layer in self.transform.modules() if isinstance(layer, Projection)]
-        for i, layer in enumerate(layers, start=1):
-            layer.reset_parameters(seed + i)
+        self.start_codes(self.init)
 
 
-class ProjectedVQ(SimVQ):
+class ProjectedVQ(FrozenRows):
     """A frozen table of given features and a learned projector: the codes of VQGAN-LC.
 
     features: one row per code, such as features of image patches from another network; they stay as they are.

@@ -4,9 +4,11 @@ Expected values come from loops and dense matrices in float64.
 n = vectors, k = codes, c = channels.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -262,7 +264,7 @@ def test_given_codes_are_not_below_the_threshold_of_revival():
     torch.testing.assert_close(q.codebook, codes)
 
 
-@pytest.mark.parametrize("build", [VQ, LGQ])
+@pytest.mark.parametrize("build", [VQ, LGQ, SimVQ, partial(SimVQ, transform="linear")])
 @pytest.mark.usefixtures("without_shape_checks")
 def test_given_codes_replace_a_start_from_data(build):
     q, codes = build(2, 4, init="data"), torch.arange(8.0).view(4, 2)
@@ -545,6 +547,27 @@ def test_simvq_rows_never_learn(transform):
         optimizer.step()
     assert torch.equal(q.rows, rows)
     assert (q.codebook - before).abs().amax(1).min() > 0, "the map moves every code"
+
+
+@pytest.mark.parametrize("score", ["l2", "cosine"])
+@pytest.mark.parametrize("transform", ["mlp", "linear"])
+@pytest.mark.parametrize("init", ["data", "kmeans"])
+def test_simvq_codes_can_start_at_latents_and_move_together(init, transform, score):
+    z = 40 * torch.randn(16, 3) + 100
+    q = SimVQ(3, 16, transform=transform, score=score, init=init)
+    saved = copy.deepcopy(q.state_dict())
+    out = q(z)
+    assert sorted(out.indices.tolist()) == list(range(16)), "each latent is a code"
+    torch.testing.assert_close(out.quantized, q.compared(z), rtol=1e-5, atol=1e-5)
+    rows, codes = q.rows.clone(), q.codebook.detach().clone()
+    optimizer = torch.optim.SGD(q.parameters(), lr=1e-5 if score == "l2" else 0.1)
+    q(2 * z[:4] + 1).loss.backward()
+    optimizer.step()
+    assert torch.equal(q.rows, rows)
+    assert (q.codebook - codes).abs().amax(1).min() > 0, "the map moves every code"
+    q.load_state_dict(saved)
+    assert q.needs_data_init
+    assert not torch.equal(q.rows, rows)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_training_draws_codes_where_asked_and_eval_mode_does_not(make):
     assert torch.equal(make(DIM, sample_temperature=5.0).eval()(z).indices, nearest)
 
 
-@pytest.mark.parametrize("make", [LGQ, IBQ, VQ, DiVeQ])
+@pytest.mark.parametrize("make", [LGQ, IBQ, VQ, DiVeQ, SimVQ])
 @pytest.mark.parametrize("init", ["data", "kmeans"])
 def test_every_learned_codebook_can_start_at_the_latents(make, init):
     q = make(DIM, SIZE, init=init, seed=0)
