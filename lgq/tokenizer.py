@@ -51,6 +51,7 @@ from lgq.hub import (
     run_settings,
 )
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
+from lgq.models.magvit2 import MAGVIT2Backbone, MAGVIT2Decoder, MAGVIT2Encoder
 from lgq.models.tiling import in_tiles, tile_at
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
 from lgq.quantizers import (
@@ -82,7 +83,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     """Encoder, quantizer and decoder, with one token for every `factor` x `factor` pixels.
 
     backbone: settings of encoder and decoder; by default those of the paper's ImageNet model. Imported models
-        have a `VQGANBackbone`.
+        have a `VQGANBackbone` or a `MAGVIT2Backbone`.
     quantizer: a name from `lgq.quantizers.QUANTIZERS`.
     codebook_size: number of codes per stage.
     stages: above 1, a residual quantizer; tokens then have a trailing axis of stages.
@@ -98,13 +99,13 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     built first, and quantizers have seeds of their own.
     """
 
-    encoder: Encoder | VQGANEncoder
-    decoder: Decoder | VQGANDecoder
+    encoder: Encoder | VQGANEncoder | MAGVIT2Encoder
+    decoder: Decoder | VQGANDecoder | MAGVIT2Decoder
     _has_trained = False
 
     def __init__(
         self,
-        backbone: Backbone | VQGANBackbone = _PAPER,
+        backbone: Backbone | VQGANBackbone | MAGVIT2Backbone = _PAPER,
         quantizer: str = "lgq",
         codebook_size: int = 16_384,
         *,

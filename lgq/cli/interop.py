@@ -15,7 +15,7 @@ class Import:
     """Make a tokenizer, for every other command, of a published checkpoint of another library."""
 
     family: Annotated[tyro.conf.Positional[Family], tyro.conf.arg(metavar="FAMILY")]
-    """Library of the checkpoint: taming (VQGAN), llamagen, ibq or diffusers (VQModel)."""
+    """Library of the checkpoint: taming (VQGAN), llamagen, ibq, diffusers (VQModel) or magvit2 (LFQ)."""
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """Weights in safetensors, or a directory of diffusers with config.json and weights."""
     out: Path

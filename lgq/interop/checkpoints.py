@@ -7,6 +7,7 @@
     llamagen    LlamaGen VQ-16 and VQ-8 (Sun et al. 2024): the code with the largest cosine
     ibq         IBQ of SEED-Voken (Shi et al. 2024): the code with the largest inner product
     diffusers   `diffusers.VQModel`
+    magvit2     Open-MAGVIT2 of SEED-Voken (Luo et al. 2024): signs of the latents (LFQ)
 
 Settings come from the shapes of the weights. No pickle is loaded: a checkpoint in .ckpt, .pt or .bin must be
 converted to safetensors first, in an environment that its author's code is trusted in.
@@ -25,6 +26,7 @@ from torch import Tensor
 from lgq.checks import require_one_of
 from lgq.files import named_disk_errors, replace_directory, require_writable
 from lgq.hub import CONFIG, PretrainedError
+from lgq.models import magvit2
 from lgq.models.vqgan_names import (
     CODEBOOK,
     DIFFUSERS,
@@ -36,7 +38,7 @@ from lgq.models.vqgan_names import (
 )
 from lgq.tokenizer import Tokenizer
 
-Family = Literal["taming", "llamagen", "ibq", "diffusers"]
+Family = Literal["taming", "llamagen", "ibq", "diffusers", "magvit2"]
 """Library whose checkpoint it is."""
 
 _NAMES = {"taming": TAMING, "llamagen": LLAMAGEN, "ibq": TAMING, "diffusers": DIFFUSERS}
@@ -64,12 +66,15 @@ def import_tokenizer(
             raise PretrainedError(f"{out} exists already: choose a new directory.")
     shown = "the state_dict" if isinstance(source, Mapping) else str(source)
     weights, config = _read(source, family)
-    if family == "ibq":
+    if family in ("ibq", "magvit2"):
         weights = _averaged(weights)
     if family == "diffusers":
         weights = {_present_name(name): tensor for name, tensor in weights.items()}
     try:
-        tokenizer = _build(weights, family, groups=config.get("norm_num_groups", _GROUPS))
+        if family == "magvit2":
+            tokenizer = _build_magvit2(weights)
+        else:
+            tokenizer = _build(weights, family, groups=config.get("norm_num_groups", _GROUPS))
     except NamesError as error:
         way_out = f"is it a checkpoint of {family}? Known are {', '.join(get_args(Family))}."
         raise PretrainedError(f"{shown} {error}: {way_out}") from error
@@ -103,6 +108,25 @@ def _build(weights: Mapping[str, Tensor], family: Family, *, groups: int) -> Tok
     state: dict[str, Any] = tokenizer.state_dict()
     state |= networks | {f"quantizer.{name}": tensor for name, tensor in start.items()}
     tokenizer.load_state_dict(state)
+    return tokenizer
+
+
+def _build_magvit2(weights: Mapping[str, Tensor]) -> Tokenizer:
+    backbone = magvit2.backbone_of(weights)
+
+    def build() -> Tokenizer:
+        return Tokenizer(backbone, "lfq", 2**backbone.latent_channels)
+
+    with torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            expected = build().state_dict()
+        networks = magvit2.to_ours(weights, {name: tensor.shape for name, tensor in expected.items()})
+        tokenizer = build().eval()
+    identity, zero = torch.eye(backbone.latent_channels), torch.zeros(backbone.latent_channels)
+    state: dict[str, Any] = tokenizer.state_dict()
+    for projection in ("project_in", "project_out"):  # there, latents have as many channels as bits
+        state |= {f"quantizer.{projection}.weight": identity, f"quantizer.{projection}.bias": zero}
+    tokenizer.load_state_dict(state | networks)
     return tokenizer
 
 
@@ -159,7 +183,7 @@ def _diffusers_config(path: Path) -> dict[str, Any]:
 
 
 def _averaged(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put the moving averages of IBQ, which its authors evaluate, in place of the weights they belong to."""
+    """Put the moving averages that SEED-Voken evaluates in place of the weights they belong to."""
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(_EMA)}
     return {name: weights.get(_EMA + name.replace(".", ""), tensor) for name, tensor in own.items()}
 
