@@ -388,7 +388,8 @@ def test_every_scale_is_a_grid_and_a_code_lights_up_on_all_of_them(levels: Page,
     expect(levels.locator("#token h2")).to_have_text(f"Code {code}")
     here = (sequence[:24] == code).sum(), (sequence == code).sum()
     expect(levels.locator("#token .where")).to_have_text(
-        f"Row 2, column 3 of scale 1. {here[0]} of 24 tokens of this scale have this code, "
+        f"Row 2, column 3 of scale 1. {here[0]} of 24 tokens of this scale "
+        f"{'has' if here[0] == 1 else 'have'} this code, "
         f"{here[1]} of 504 over all scales."
     )
     expect(levels.locator("#token .facts")).to_contain_text("On scale 1")

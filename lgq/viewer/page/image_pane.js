@@ -94,11 +94,9 @@ export function imagePane(section) {
   big.element.append(slider, make("div", { class: "ends" }, make("span", { text: "original" }), make("span", { text: "reconstruction" })));
   const first = make("input", { type: "range", min: 1, step: 1 });
   const firstText = make("output", { class: "hint" });
-  const firstEnds = [make("span"), make("span")];
-  const progressive = make("div", { class: "progressive", hidden: true }, make("div", { class: "ends" }, firstText), first, make("div", { class: "ends" }, ...firstEnds));
-  big.element.append(progressive);
+  const progressive = make("div", { class: "progressive", hidden: true }, firstText, first);
   const strip = make("div", { class: "grids", role: "group", hidden: true });
-  section.append(problem, strip, make("div", { class: "views" }, make("div", {}, big.element, measures), make("div", { class: "side" }, small.element, errors.element)));
+  section.append(problem, strip, progressive, make("div", { class: "views" }, make("div", {}, big.element, measures), make("div", { class: "side" }, small.element, errors.element)));
 
   const views = [big, small, errors].map(({ canvas }) => viewOf(canvas, () => app.level));
   let gridViews = []; // one for each stage or scale, where there are several
@@ -227,7 +225,6 @@ export function imagePane(section) {
     const before = Number(first.max) === all ? Math.min(Number(first.value), all) : all;
     Object.assign(first, { max: all, value: before });
     first.setAttribute("aria-label", `Number of ${app.levelWord}s that are decoded`);
-    firstEnds.forEach((end, i) => { end.textContent = i ? `all ${all}` : `${app.levelWord} 1`; });
     shown = app.encoding;
     showFirst();
   }

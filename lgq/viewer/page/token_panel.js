@@ -45,7 +45,7 @@ export function tokenPanel(panel, onNearest) {
     const { grids } = app.encoding;
     const counts = grids.map((grid, i) => (app.stageOf(i) === app.stageOf(level) ? codesIn(grid, app.tokens).filter((other) => other === code).length : 0));
     const { rows, columns } = grids[level];
-    const here = `${number(counts[level])} of ${number(rows * columns)} tokens ${app.levels > 1 ? `of this ${app.levelWord}` : "of this picture"} have this code`;
+    const here = `${number(counts[level])} of ${number(rows * columns)} tokens ${app.levels > 1 ? `of this ${app.levelWord}` : "of this picture"} ${counts[level] === 1 ? "has" : "have"} this code`;
     const all = counts.reduce((sum, count) => sum + count, 0);
     return app.about.scales ? `${here}, ${number(all)} of ${number(app.tokens.length)} over all scales` : here;
   }
