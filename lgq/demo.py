@@ -40,8 +40,9 @@ from lgq.training.loop import Outcome
 from lgq.training.losses import LossWeights
 from lgq.training.settings import GeneratorRun, LoopSettings, Schedule, TokenizerRun
 from lgq.training.tokenizer_trainer import train
+from lgq.viewer.code_gallery import Model
 from lgq.viewer.standalone import export_page
-from lgq.viewer.studio import Model, Studio
+from lgq.viewer.studio import Studio
 
 RUN, TOKENS, GENERATOR = "run", "tokens", "generator"
 """Directories inside the demo's: the tokenizer's run, the tokens of the photographs, the generator's run."""

@@ -186,12 +186,16 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             return tokens[:, : sum(level[0].numel() for level in self.by_level(tokens, grid)[:levels])]
         return tokens if self.stages == 1 else tokens[..., :levels]
 
-    def token_shape(self, image_size: int) -> tuple[int, ...]:
-        """Return the shape of the tokens of a square image."""
-        side = image_size // self.factor
+    def token_shape(self, image_size: int | tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of the tokens of one image.
+
+        image_size: side of a square image, or height and width.
+        """
+        sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+        grid = (sides[0] // self.factor, sides[1] // self.factor)
         if isinstance(self.quantizer, MultiScale):
-            return (sum(self.quantizer.lengths((side, side))),)
-        return (side, side) if self.stages == 1 else (side, side, self.stages)
+            return (sum(self.quantizer.lengths(grid)),)
+        return grid if self.stages == 1 else (*grid, self.stages)
 
     @property
     def device(self) -> torch.device:

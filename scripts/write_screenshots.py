@@ -1,8 +1,10 @@
 """Write the pictures of docs/viewer.md: every pane of the page, in Chromium.
 
     python scripts/write_screenshots.py photo-f8 demo/run --generator demo/generator
+    python scripts/write_screenshots.py runs/scales --only scales
 
-Two tokenizers, so that there is something to compare; a generator, such as the demo's.
+Two tokenizers, so that there is something to compare; a generator, such as the demo's. The picture of scales
+needs a tokenizer with scales.
 """
 
 import argparse
@@ -36,6 +38,8 @@ def main() -> None:
         for name, (pane, act) in SHOTS.items():
             if name not in options.only or (pane == "generate" and options.generator is None):
                 continue
+            if name == "scales" and not studio.models[0].tokenizer.scales:
+                continue
             size = NARROW if name.endswith("phone") else WIDE
             page = browser.new_page(
                 viewport=size,  # type: ignore[arg-type]
@@ -60,6 +64,18 @@ def write(png: bytes, file: Path) -> None:
 
 def look(page: Page) -> None:
     page.locator("#image canvas").first.hover(position={"x": 180, "y": 260})
+
+
+def scales(page: Page) -> None:
+    """Decode the first four scales, and point at a token of the third."""
+    slider = page.get_by_label("Number of scales that are decoded")
+    slider.press("Home")
+    for _ in range(3):
+        slider.press("ArrowRight")
+    page.wait_for_timeout(1500)
+    grid = page.locator("#image .grids canvas").nth(2)
+    grid.click(position={"x": 62, "y": 40})
+    grid.hover(position={"x": 62, "y": 40})
 
 
 def edit(page: Page) -> None:
@@ -114,6 +130,7 @@ SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "generate": ("generate", draw),
     "image-dark": ("image", look),
     "image-phone": ("image", lambda page: None),
+    "scales": ("image", scales),
 }
 """Pane of each picture, and what is done there before it is taken."""
 

@@ -193,8 +193,8 @@ class CodebookSnapshot:
     """Use of the codes at a validation, and the codes themselves."""
 
     step: int
-    counts: Int[Tensor, "s k"]
-    """Number of tokens of each code over the validation images."""
+    counts: Int[Tensor, "levels k"]
+    """Number of tokens of each code over the validation images, for each stage or scale."""
     norms: Float[Tensor, "s k"] | None
     """Norms of the codes; None where codes are a fixed grid."""
     codes: Float[Tensor, "s k c"] | None
@@ -204,10 +204,14 @@ class CodebookSnapshot:
 def save_codebook(
     run: Path, step: int, counts: Sequence[Int[Tensor, " k"]], codes: Sequence[Float[Tensor, "k c"] | None]
 ) -> None:
-    """Write the snapshot of a validation: counts and codes of each stage, codes None for a fixed grid."""
+    """Write the snapshot of a validation.
+
+    counts: of each stage or scale.
+    codes: of each stage; all scales share one codebook. None for a fixed grid.
+    """
     tensors = {"counts": torch.stack(list(counts)).to(torch.int32).cpu()}
     learned = [code.detach().float().cpu() for code in codes if code is not None]
-    if len(learned) == len(counts):
+    if len(learned) == len(codes):
         stacked = torch.stack(learned)
         if stacked.numel() <= _MOST_NUMBERS:
             tensors["codes"] = stacked.half()

@@ -25,7 +25,8 @@ from lgq.metrics.code_usage import batch_utilization, learned_codebook, usage_ba
 from lgq.metrics.features import FeatureSet
 from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.models.inception import FEATURES
-from lgq.quantizers import Residual
+from lgq.quantizers import Quantizer
+from lgq.quantizers.compositions.composition import Composition
 from lgq.tokenizer import Tokenized, Tokenizer, default_options
 from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
@@ -263,10 +264,10 @@ class TokenizerTrainer(Trainer):
         return loaded_onto(self.device, images).contiguous(memory_format=self._layout)
 
 
-def _stages(tokenizer: Tokenizer) -> list[Any]:
-    """Return the quantizers with a codebook each."""
+def _stages(tokenizer: Tokenizer) -> list[Quantizer]:
+    """Return the quantizers with a codebook each; all scales share one."""
     quantizer = tokenizer.quantizer
-    return list(quantizer.stages) if isinstance(quantizer, Residual) else [quantizer]
+    return quantizer.parts if isinstance(quantizer, Composition) else [quantizer]
 
 
 def _describe(loader: Any) -> dict[str, Any]:

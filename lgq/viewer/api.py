@@ -28,9 +28,17 @@ from lgq.models.sampling import Sampling
 from lgq.viewer import NoSuchThing
 from lgq.viewer.code_gallery import PlaneMethod
 from lgq.viewer.guard import Limits, Refusal
-from lgq.viewer.packets import codebook_packet, encoding_packet, history_packet, pack, step_packet
-from lgq.viewer.sent_tokens import read_token_file, rectangle_of, token_file, tokens_of
+from lgq.viewer.packets import (
+    codebook_packet,
+    described_grids,
+    encoding_packet,
+    history_packet,
+    pack,
+    reconstruction_packet,
+    step_packet,
+)
 from lgq.viewer.studio import DrawnStep, Studio, to_rgba
+from lgq.viewer.token_grids import grids_of, read_token_file, rectangle_of, token_file, tokens_of
 from lgq.weights import WeightsError
 
 _LONGEST_NAME, _MOST_STEPS = 120, 256
@@ -46,6 +54,7 @@ def api_of(studio: Studio, limits: Limits | None = None) -> Starlette:
         "/state": api.state,
         "/thumbnail": api.thumbnail,
         "/encoding": api.encoding,
+        "/reconstruction": api.reconstruction,
         "/lpips": api.lpips,
         "/codebook": api.codebook,
         "/plane": api.plane,
@@ -110,8 +119,17 @@ class _Api:
 
         return _packet(await run_in_threadpool(encode))
 
+    async def reconstruction(self, request: Request) -> Response:
+        """Answer with what the first stages or scales decode to."""
+        chosen = [_number(request, name) for name in ("model", "picture", "size", "levels")]
+
+        def decode() -> bytes:
+            return reconstruction_packet(self._studio.encode(*chosen))
+
+        return _packet(await run_in_threadpool(decode))
+
     async def lpips(self, request: Request) -> Response:
-        chosen = [_number(request, name) for name in ("model", "picture", "size")]
+        chosen = [_number(request, name) for name in ("model", "picture", "size", "levels")]
 
         def measure() -> dict[str, Any]:
             try:
@@ -148,8 +166,8 @@ class _Api:
         gallery = self._studio.gallery(model, stage)
         if gallery is None:
             return JSONResponse({"done": 0, "total": 1}, 202)
-        if code >= len(gallery.counts):
-            raise NoSuchThing(f"there is no code {code}: the last one is {len(gallery.counts) - 1}.")
+        if code >= len(gallery.means):
+            raise NoSuchThing(f"there is no code {code}: the last one is {len(gallery.means) - 1}.")
         return _packet(pack({"code": code}, patches=gallery.typical_of(code).numpy()))
 
     async def add_picture(self, request: Request) -> Response:
@@ -164,9 +182,9 @@ class _Api:
         model = _whole(asked, "model")
 
         def decode() -> bytes:
-            tokens = tokens_of(self._studio.model(model), asked.get("shape"), asked.get("tokens"))
-            changed = rectangle_of(asked.get("changed"), *tokens.shape[1:3])
-            part, (top, left) = self._studio.decode_change(model, tokens, changed)
+            tokens, grid = tokens_of(self._studio.model(model), asked.get("shape"), asked.get("tokens"))
+            changed = rectangle_of(asked.get("changed"), *grid)
+            part, (top, left) = self._studio.decode_change(model, tokens, grid, changed)
             return pack({"top": top, "left": left}, pixels=to_rgba(part))
 
         return _packet(await run_in_threadpool(decode))
@@ -176,17 +194,18 @@ class _Api:
         model = _number(request, "model")
 
         def decode() -> bytes:
-            tokens = read_token_file(self._studio.model(model), data)
-            shown = tokens.reshape(*tokens.shape[1:3], -1).numpy().astype(np.uint32)
-            return pack({}, tokens=shown, pixels=to_rgba(self._studio.decode(model, tokens)))
+            tokens, grid = read_token_file(self._studio.model(model), data)
+            grids = described_grids(grids_of(self._studio.model(model).tokenizer, *grid))
+            pixels = to_rgba(self._studio.decode(model, tokens, grid))
+            return pack({"grids": grids}, tokens=tokens.flatten().numpy().astype(np.uint32), pixels=pixels)
 
         return _packet(await run_in_threadpool(decode))
 
     async def save_tokens(self, request: Request) -> Response:
         asked = await self._json(request)
         model = _whole(asked, "model")
-        tokens = tokens_of(self._studio.model(model), asked.get("shape"), asked.get("tokens"))
-        return Response(token_file(self._studio.model(model), tokens), media_type="application/json")
+        tokens, grid = tokens_of(self._studio.model(model), asked.get("shape"), asked.get("tokens"))
+        return Response(token_file(self._studio.model(model), tokens, grid), media_type="application/json")
 
     async def square(self, request: Request) -> Response:
         picture = _number(request, "picture")

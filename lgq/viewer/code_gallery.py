@@ -1,39 +1,51 @@
-"""What there is to know about each code: its use, its mean and most typical patches, its place in the plane.
+"""The tokenizers of the page, and what there is to know about each of their codes.
+
+That is a code's use, its mean and most typical patches, its place in the plane, and how these grew.
 
 k = codes, m = patches per code, f = side of a patch in pixels, c = channels, n = patches in all,
-t = validations.
+l = stages or scales with these codes, t = validations.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+import torch.nn.functional as F
+from jaxtyping import Float, Float32, Int64, UInt8, UInt32
 from torch import Tensor
 
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings
+from lgq.data.loader import evenly_spread
 from lgq.errors import LGQError
 from lgq.progress import Progress, unwatched
-from lgq.quantizers import Quantizer, Residual
+from lgq.quantizers import QUANTIZERS, Quantizer
+from lgq.quantizers.compositions.composition import Composition
 from lgq.tokenizer import Tokenizer
+from lgq.training.run_directory import count_codebooks, read_codebooks
+from lgq.viewer import NoSuchThing
 
 MOST_CODES = 2**16
 """Largest codebook that the page shows code by code."""
 TYPICAL = 8
 """Number of typical patches per code."""
 _BATCH = 4
+_MOST_STEPS = 32
+"""Validations that the time slider shows, evenly spread."""
 PlaneMethod = Literal["pca", "umap"]
 
 
 @dataclass(frozen=True)
 class CodeGallery:
-    """Codes of one stage, counted over images."""
+    """Codes of one codebook, counted over images: those of a stage, or those that all scales share."""
 
-    counts: Int64[Tensor, " k"]
+    counts: Int64[Tensor, "l k"]
     """Number of patches of each code."""
+    colours: UInt8[Tensor, "l k 3"]
+    """Mean colour of the patches of each code; grey for a dead one."""
     means: UInt8[Tensor, "k f f 3"]
     """Mean patch of each code; grey for a dead one."""
     typical: UInt8[Tensor, "k m f f 3"]
@@ -43,16 +55,64 @@ class CodeGallery:
 
     def typical_of(self, code: int) -> UInt8[Tensor, "kept f f 3"]:
         """Return the typical patches of a code; fewer than m where it occurred less often."""
-        return self.typical[code, : int(self.counts[code].clamp(max=self.typical.shape[1]))]
+        return self.typical[code, : int(self.counts[:, code].sum().clamp(max=self.typical.shape[1]))]
+
+
+@dataclass
+class Model:
+    """A tokenizer on the page."""
+
+    name: str
+    tokenizer: Tokenizer
+    run: Path | None = None
+    """Its run directory, if it has one; snapshots of its codebook are there."""
+    galleries: list[CodeGallery] = field(default_factory=list)
+    """One per stage, once the study is done; all scales share one."""
+    progress: tuple[int, int] = (0, 0)
+    """Images of the study that are done, and all."""
+    problem: str = ""
+    """Why there is no study."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the page shows of it."""
+        tokenizer = self.tokenizer
+        quantizer = str(tokenizer.settings["quantizer"])
+        return {
+            "name": self.name,
+            "quantizer": QUANTIZERS[quantizer].label,
+            "codes": tokenizer.codebook_size,
+            "stages": tokenizer.stages,
+            "scales": len(tokenizer.scales),
+            "factor": tokenizer.factor,
+            "parameters": sum(tokenizer.parameter_counts().values()),
+            "learned": QUANTIZERS[quantizer].learned_codes,
+            "history": self.run is not None and count_codebooks(self.run) > 1,
+            "fingerprint": tokenizer.fingerprint(),
+        }
+
+
+class History(NamedTuple):
+    """Use, norms and places of codes over the validations of a run."""
+
+    steps: list[int]
+    counts: UInt32[np.ndarray, "t l k"]
+    norms: Float32[np.ndarray, "t k"] | None
+    """None where codes are a fixed grid."""
+    planes: Float32[np.ndarray, "t k 2"] | None
+    """Places in the plane of the last codes; None where snapshots hold no codes."""
 
 
 def stage_quantizer(tokenizer: Tokenizer, stage: int) -> Quantizer:
-    """Return the quantizer of a stage; a plain tokenizer has stage 0 alone."""
+    """Return the quantizer of a stage; a tokenizer without stages has stage 0 alone, also for all scales."""
     if stage not in range(tokenizer.stages):
         raise LGQError(f"the stage must lie in 0..{tokenizer.stages - 1}, got {stage}.")
-    quantizer: Any = tokenizer.quantizer
-    chosen: Any = quantizer.stages[stage] if isinstance(quantizer, Residual) else quantizer
-    return chosen
+    quantizer = tokenizer.quantizer
+    return quantizer.parts[stage] if isinstance(quantizer, Composition) else quantizer
+
+
+def levels_of(tokenizer: Tokenizer, stage: int) -> slice:
+    """Return the stages or scales whose tokens are codes of this stage."""
+    return slice(0, tokenizer.levels) if tokenizer.scales else slice(stage, stage + 1)
 
 
 @torch.no_grad()
@@ -74,6 +134,8 @@ def collect_codes(
     """Encode up to `images` centre squares, evenly spread over the data; return a gallery per stage.
 
     turn: context in which a batch is encoded, so that others can use the processor in between.
+
+    A patch of a coarse scale is what its token stands for, reduced to f x f pixels.
     """
     if tokenizer.codebook_size > MOST_CODES:
         raise LGQError(
@@ -81,18 +143,30 @@ def collect_codes(
             f"{MOST_CODES:,}."
         )
     loader = ImageLoader(data, LoaderSettings(image_size=image_size, batch_size=_BATCH))
-    patches, tokens, read = [], [], 0
+    side, read = image_size // tokenizer.factor, 0
+    patches: dict[torch.Size, list[Tensor]] = {}
+    tokens: list[list[Tensor]] = [[] for _ in range(tokenizer.levels)]
     for batch in loader.one_pass(images):
         with turn():
             encoded = tokenizer.encode(batch.images.to(tokenizer.device)).cpu()
-        patches.append(cut_patches(batch.images, tokenizer.factor))
-        tokens.append(encoded.reshape(-1, tokenizer.stages))
+        grids = tokenizer.by_level(encoded, (side, side))
+        for level, grid in zip(tokens, grids, strict=True):
+            level.append(grid)
+        for rows, columns in {grid.shape[1:] for grid in grids}:
+            reduced = F.interpolate(
+                batch.images, (rows * tokenizer.factor, columns * tokenizer.factor), mode="area"
+            )
+            shape = torch.Size((rows, columns))
+            patches.setdefault(shape, []).append(cut_patches(reduced, tokenizer.factor))
         read += len(batch.images)
         on_progress(batch.position, min(images, len(data)))
-    cut, codes = torch.cat(patches), torch.cat(tokens)
-    return [
-        gallery_of(cut, codes[:, stage], tokenizer.codebook_size, read) for stage in range(tokenizer.stages)
-    ]
+    galleries = []
+    for stage in range(tokenizer.stages):
+        levels = tokens[levels_of(tokenizer, stage)]
+        cut = [torch.cat(patches[level[0].shape[1:]]) for level in levels]
+        codes = [torch.cat(level).flatten() for level in levels]
+        galleries.append(gallery_of(cut, codes, tokenizer.codebook_size, read))
+    return galleries
 
 
 def cut_patches(images: Float[Tensor, "b 3 height width"], factor: int) -> UInt8[Tensor, "n f f 3"]:
@@ -103,11 +177,19 @@ def cut_patches(images: Float[Tensor, "b 3 height width"], factor: int) -> UInt8
 
 
 def gallery_of(
-    patches: UInt8[Tensor, "n f f 3"], codes: Int64[Tensor, " n"], codebook_size: int, images: int
+    level_patches: Sequence[UInt8[Tensor, "_ f f 3"]],
+    level_codes: Sequence[Int64[Tensor, " _"]],
+    codebook_size: int,
+    images: int,
 ) -> CodeGallery:
-    """Sort patches by their codes, and by their distance to the mean patch of their code."""
+    """Sort patches by their codes, and by their distance to the mean patch of their code.
+
+    level_patches, level_codes: those of each stage or scale with these codes.
+    """
+    patches, codes = torch.cat(list(level_patches)), torch.cat(list(level_codes))
     factor = patches.shape[1]
-    counts = torch.bincount(codes, minlength=codebook_size)
+    level_counts = torch.stack([torch.bincount(level, minlength=codebook_size) for level in level_codes])
+    counts = level_counts.sum(0)
     flat = patches.flatten(1).float()
     sums = flat.new_zeros(codebook_size, flat.shape[1]).index_add_(0, codes, flat)
     means = sums / counts.clamp_min(1)[:, None]
@@ -120,7 +202,43 @@ def gallery_of(
     typical[codes[order[kept]], ranks[kept]] = patches[order[kept]]
     means[counts == 0] = 128
     shown = means.round().to(torch.uint8).unflatten(1, (factor, factor, 3))
-    return CodeGallery(counts, shown, typical, images)
+    colours = torch.stack(
+        [_mean_colours(*level) for level in zip(level_patches, level_codes, level_counts, strict=True)]
+    )
+    return CodeGallery(level_counts, colours, shown, typical, images)
+
+
+def _mean_colours(
+    patches: UInt8[Tensor, "n f f 3"], codes: Int64[Tensor, " n"], counts: Int64[Tensor, " k"]
+) -> UInt8[Tensor, "k 3"]:
+    sums = torch.zeros(len(counts), 3).index_add_(0, codes, patches.float().mean((1, 2)))
+    means = sums / counts.clamp_min(1)[:, None]
+    means[counts == 0] = 128
+    return means.round().to(torch.uint8)
+
+
+def history_of(model: Model, stage: int) -> History:
+    """Return what became of the codes of a stage over the validations of a run."""
+    tokenizer = model.tokenizer
+    stage_quantizer(tokenizer, stage)
+    snapshots = [] if model.run is None else read_codebooks(model.run)
+    shape = (tokenizer.levels, tokenizer.codebook_size)
+    snapshots = [x for x in snapshots if x.counts.shape == shape]
+    if len(snapshots) < 2:
+        raise NoSuchThing(
+            f"{model.name} has no history of its codes: trainings write one into codebooks/ of the run "
+            "directory, with an entry per validation."
+        )
+    snapshots = [snapshots[i] for i in evenly_spread(len(snapshots), min(len(snapshots), _MOST_STEPS))]
+    levels = levels_of(tokenizer, stage)
+    codes = [x.codes[stage].float() for x in snapshots if x.codes is not None]
+    norms = [x.norms[stage] for x in snapshots if x.norms is not None]
+    return History(
+        [x.step for x in snapshots],
+        torch.stack([x.counts[levels] for x in snapshots]).numpy().astype(np.uint32),
+        torch.stack(norms).numpy().astype(np.float32) if len(norms) == len(snapshots) else None,
+        planes_over_time(codes) if len(codes) == len(snapshots) else None,
+    )
 
 
 def plane_of(codes: Float[Tensor, "k c"], method: PlaneMethod) -> Float32[np.ndarray, "k 2"]:

@@ -10,12 +10,14 @@ Head and arrays begin at multiples of 8 bytes from the start of the head, so tha
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lgq.viewer.code_gallery import codes_of, colours_of
-from lgq.viewer.studio import DrawnStep, Encoding, History, Model, quality_of, to_rgba
+from lgq.viewer.code_gallery import History, Model, codes_of, colours_of
+from lgq.viewer.studio import DrawnStep, quality_of, to_rgba
+from lgq.viewer.token_grids import Encoding, Grid
 
 _ALIGNMENT = 8
 _DTYPES = {"uint8", "uint16", "uint32", "int32", "float32"}
@@ -50,13 +52,22 @@ def unpack(packet: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 def encoding_packet(encoding: Encoding) -> bytes:
     """Return a picture, its tokens and its reconstruction."""
-    tokens = encoding.tokens
     return pack(
-        {"psnr": quality_of(encoding)},
+        {"psnr": quality_of(encoding), "grids": described_grids(encoding.grids)},
         original=to_rgba(encoding.original),
         reconstruction=to_rgba(encoding.reconstruction),
-        tokens=tokens.reshape(*tokens.shape[1:3], -1).cpu().numpy().astype(np.uint32),
+        tokens=encoding.tokens.flatten().cpu().numpy().astype(np.uint32),
     )
+
+
+def reconstruction_packet(encoding: Encoding) -> bytes:
+    """Return a reconstruction alone, such as that of the first stages or scales."""
+    return pack({"psnr": quality_of(encoding)}, reconstruction=to_rgba(encoding.reconstruction))
+
+
+def described_grids(grids: Sequence[Grid]) -> list[dict[str, int]]:
+    """Return grids as JSON has them."""
+    return [grid._asdict() for grid in grids]
 
 
 def codebook_packet(model: Model, stage: int) -> bytes:
@@ -69,6 +80,7 @@ def codebook_packet(model: Model, stage: int) -> bytes:
             "colour": colours_of(str(model.tokenizer.settings["quantizer"])),
         },
         counts=gallery.counts.numpy().astype(np.uint32),
+        colours=gallery.colours.numpy(),
         codes=codes_of(model.tokenizer, stage).numpy().astype(np.float32),
         means=gallery.means.numpy(),
     )

@@ -20,8 +20,15 @@ from lgq.files import write_file
 from lgq.progress import Progress, unwatched
 from lgq.viewer import page_files
 from lgq.viewer.album import SIZES
-from lgq.viewer.packets import codebook_packet, encoding_packet, history_packet, pack
-from lgq.viewer.studio import Model, Studio
+from lgq.viewer.code_gallery import Model
+from lgq.viewer.packets import (
+    codebook_packet,
+    encoding_packet,
+    history_packet,
+    pack,
+    reconstruction_packet,
+)
+from lgq.viewer.studio import Studio
 
 _SIZE, _MOST_PICTURES = 256, 8
 _MANY_CODES, _FEW_PATCHES = 1024, 4
@@ -47,6 +54,9 @@ def export_page(
             key = f"model={number}&picture={picture}&size={size}"
             encoding = studio.encode(number, picture, size)
             answers[f"/api/encoding?{key}"] = _packed(encoding_packet(encoding))
+            for levels in range(1, model.tokenizer.levels):
+                first = studio.encode(number, picture, size, levels)
+                answers[f"/api/reconstruction?{key}&levels={levels}"] = _packed(reconstruction_packet(first))
             on_progress(number * (len(pictures) + 1) + place + 1, steps)
         answers |= _codes(studio, number, model)
         on_progress((number + 1) * (len(pictures) + 1), steps)
@@ -78,7 +88,7 @@ def _codes(studio: Studio, number: int, model: Model) -> dict[str, Any]:
         answers[f"/api/plane?{key}&method=pca"] = _packed(
             pack({"method": "pca"}, plane=studio.plane(number, stage, "pca"))
         )
-        kept = _FEW_PATCHES if len(gallery.counts) > _MANY_CODES else gallery.typical.shape[1]
+        kept = _FEW_PATCHES if len(gallery.means) > _MANY_CODES else gallery.typical.shape[1]
         typical = np.ascontiguousarray(gallery.typical[:, :kept].numpy())
         answers[f"/api/typical?{key}"] = _packed(pack({}, patches=typical))
         if model.run is not None:

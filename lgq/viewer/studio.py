@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64, UInt8, UInt32
+from jaxtyping import Bool, Float, Float32, Int64, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import ConcatDataset
 
 from lgq.data import ImageDataset, SampleDataset, open_dataset
-from lgq.data.loader import evenly_spread
 from lgq.data.photographs import TILE_SIDE
 from lgq.data.transforms import to_tensor
 from lgq.distributed import resolve_device
@@ -31,20 +30,20 @@ from lgq.files import WeightsChoice
 from lgq.maskgit import MaskGIT, load_generator
 from lgq.metrics.reconstruction import psnr
 from lgq.models.sampling import Order, Sampling
-from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer, load_tokenizer
-from lgq.training.run_directory import count_codebooks, read_codebooks
 from lgq.viewer import NoSuchThing
 from lgq.viewer.album import SIZES, Album
 from lgq.viewer.code_gallery import (
     CodeGallery,
+    History,
+    Model,
     PlaneMethod,
     codes_of,
     collect_codes,
+    history_of,
     plane_of,
-    planes_over_time,
-    stage_quantizer,
 )
+from lgq.viewer.token_grids import Encoding, grids_of
 
 SHIPPED = "photo-f8"
 """Tokenizer that is shown if none is named."""
@@ -53,60 +52,6 @@ FIRST_SIZE = 256
 _CACHED = 24
 _STUDY_SIDE, _STUDY_PIXELS = 256, 96 * 2**16
 """Side of the images that codes are studied on, and pixels in all: some seconds of two cores."""
-_MOST_STEPS = 32
-"""Validations that the time slider shows, evenly spread."""
-
-
-@dataclass
-class Model:
-    """A tokenizer on the page."""
-
-    name: str
-    tokenizer: Tokenizer
-    run: Path | None = None
-    """Its run directory, if it has one; snapshots of its codebook are there."""
-    galleries: list[CodeGallery] = field(default_factory=list)
-    """One per stage, once the study is done."""
-    progress: tuple[int, int] = (0, 0)
-    """Images of the study that are done, and all."""
-    problem: str = ""
-    """Why there is no study."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the page shows of it."""
-        tokenizer = self.tokenizer
-        quantizer = str(tokenizer.settings["quantizer"])
-        return {
-            "name": self.name,
-            "quantizer": QUANTIZERS[quantizer].label,
-            "codes": tokenizer.codebook_size,
-            "stages": tokenizer.stages,
-            "factor": tokenizer.factor,
-            "parameters": sum(tokenizer.parameter_counts().values()),
-            "learned": QUANTIZERS[quantizer].learned_codes,
-            "history": self.run is not None and count_codebooks(self.run) > 1,
-            "fingerprint": tokenizer.fingerprint(),
-        }
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """A picture, its tokens and what they decode to."""
-
-    original: Float[Tensor, "1 3 height width"]
-    tokens: Int64[Tensor, "1 h w *stages"]
-    reconstruction: Float[Tensor, "1 3 height width"]
-
-
-class History(NamedTuple):
-    """Use, norms and places of codes over the validations of a run.   t = validations, k = codes."""
-
-    steps: list[int]
-    counts: UInt32[np.ndarray, "t k"]
-    norms: Float32[np.ndarray, "t k"] | None
-    """None where codes are a fixed grid."""
-    planes: Float32[np.ndarray, "t k 2"] | None
-    """Places in the plane of the last codes; None where snapshots hold no codes."""
 
 
 class DrawnStep(NamedTuple):
@@ -139,17 +84,12 @@ class Studio:
         if generator is not None and not self.models:
             self.models = [Model("the generator's tokenizer", generator.tokenizer)]
         for model in self.models:
-            if model.tokenizer.scales:
-                raise LGQError(
-                    f"{model.name} has tokens of several scales, and the page shows those with one grid: "
-                    "name another one."
-                )
             # Faster on most processors.
             model.tokenizer.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.album = Album(data, multiple=math.lcm(*(model.tokenizer.factor for model in self.models)))
         self._study_side = TILE_SIDE if data is None else _STUDY_SIDE
         self._data: ImageDataset = data or _all_photographs()
-        self._encodings: OrderedDict[tuple[int, int, int], Encoding] = OrderedDict()
+        self._encodings: OrderedDict[tuple[int, int, int, int], Encoding] = OrderedDict()
         self._planes: dict[tuple[int, int, str], np.ndarray] = {}
         self._turn, self._waiting, self._remembering = threading.Lock(), 0, threading.Lock()
         self._closed = threading.Event()
@@ -236,39 +176,26 @@ class Studio:
 
     def history(self, model: int, stage: int) -> History:
         """Return what became of the codes over the validations of a run."""
-        chosen = self.model(model)
-        stage_quantizer(chosen.tokenizer, stage)
-        snapshots = [] if chosen.run is None else read_codebooks(chosen.run)
-        snapshots = [
-            x
-            for x in snapshots
-            if x.counts.shape == (chosen.tokenizer.stages, chosen.tokenizer.codebook_size)
-        ]
-        if len(snapshots) < 2:
-            raise NoSuchThing(
-                f"{chosen.name} has no history of its codes: trainings write one into codebooks/ of the run "
-                "directory, with an entry per validation."
-            )
-        snapshots = [snapshots[i] for i in evenly_spread(len(snapshots), min(len(snapshots), _MOST_STEPS))]
-        codes = [x.codes[stage].float() for x in snapshots if x.codes is not None]
-        norms = [x.norms[stage] for x in snapshots if x.norms is not None]
-        return History(
-            [x.step for x in snapshots],
-            torch.stack([x.counts[stage] for x in snapshots]).numpy().astype(np.uint32),
-            torch.stack(norms).numpy().astype(np.float32) if len(norms) == len(snapshots) else None,
-            planes_over_time(codes) if len(codes) == len(snapshots) else None,
-        )
+        return history_of(self.model(model), stage)
 
     # Tokens
 
-    def encode(self, model: int, picture: int, size: int) -> Encoding:
-        """Return a picture of the chosen size with its tokens and their reconstruction."""
+    def encode(self, model: int, picture: int, size: int, levels: int | None = None) -> Encoding:
+        """Return a picture of the chosen size with its tokens and their reconstruction.
+
+        levels: number of stages or scales that are decoded, the first ones; None for all.
+        """
         if size not in SIZES:
             raise LGQError(f"the size must be one of {', '.join(map(str, SIZES))} pixels, got {size}.")
-        key, tokenizer, shown = (model, picture, size), self.model(model).tokenizer, self.album[picture]
+        tokenizer, shown = self.model(model).tokenizer, self.album[picture]
+        key = (model, picture, size, tokenizer.levels if levels is None else levels)
         known = self._encodings.get(key)
         if known is not None:
             return known
+        if key[3] != tokenizer.levels:
+            whole = self.encode(model, picture, size)
+            first = tokenizer.first_levels(whole.tokens, key[3], whole.size)
+            return self._remember(key, replace(whole, reconstruction=self.decode(model, first, whole.size)))
         pixels = to_tensor(self.album.fitted(shown, size))
         return self._remember(key, self.encode_pixels(tokenizer, pixels[None]))
 
@@ -280,31 +207,46 @@ class Studio:
 
     def encode_pixels(self, tokenizer: Tokenizer, pixels: Float[Tensor, "1 3 height width"]) -> Encoding:
         original = pixels.to(tokenizer.device)
+        h, w = (side // tokenizer.factor for side in original.shape[2:])
         with self.turn():
             tokens = tokenizer.encode(original)
-            return Encoding(original, tokens, tokenizer.decode(tokens))
+            reconstruction = tokenizer.decode(tokens, (h, w))
+        return Encoding(original, tokens, grids_of(tokenizer, h, w), reconstruction)
 
-    def _remember(self, key: tuple[int, int, int], encoding: Encoding) -> Encoding:
+    def _remember(self, key: tuple[int, int, int, int], encoding: Encoding) -> Encoding:
         with self._remembering:
             self._encodings[key] = encoding
             if len(self._encodings) > _CACHED:
                 self._encodings.popitem(last=False)
         return encoding
 
-    def decode(self, model: int, tokens: Int64[Tensor, "1 h w *stages"]) -> Float[Tensor, "1 3 height width"]:
-        """Return the image of tokens."""
+    def decode(
+        self, model: int, tokens: Int64[Tensor, "1 *tokens"], grid: tuple[int, int]
+    ) -> Float[Tensor, "1 3 height width"]:
+        """Return the image of tokens, or of those of the first stages or scales.
+
+        grid: rows and columns of the finest grid.
+        """
         tokenizer = self.model(model).tokenizer
         with self.turn():
-            return tokenizer.decode(tokens.to(tokenizer.device))
+            return tokenizer.decode(tokens.to(tokenizer.device), grid)
 
     def decode_change(
-        self, model: int, tokens: Int64[Tensor, "1 h w *stages"], changed: tuple[int, int, int, int]
+        self,
+        model: int,
+        tokens: Int64[Tensor, "1 *tokens"],
+        grid: tuple[int, int],
+        changed: tuple[int, int, int, int],
     ) -> tuple[Float[Tensor, "1 3 _ _"], tuple[int, int]]:
         """Return the part of an image that a change of its tokens can reach, with its top and left pixel.
 
-        changed: top, left, bottom and right of the tokens that have changed.
+        grid: rows and columns of the finest grid.
+        changed: top, left, bottom and right of what has changed in that grid. With scales, it is the whole
+            image that is returned: the tokens of coarse ones reach far.
         """
         tokenizer, (top, left, bottom, right) = self.model(model).tokenizer, changed
+        if tokenizer.scales:
+            return self.decode(model, tokens, grid), (0, 0)
         with self.turn():
             part, place = tokenizer.decode_around(
                 tokens.to(tokenizer.device), slice(top, bottom), slice(left, right)
@@ -314,8 +256,11 @@ class Studio:
     def lpips(self, encoding: Encoding) -> float:
         """Return LPIPS of a reconstruction; an error with the way out where its weights are missing."""
         network = _lpips().to(encoding.original.device)
-        with self.turn(), torch.no_grad():
-            return float(network(encoding.original, encoding.reconstruction.float())[0])
+        try:
+            with self.background_turn(), torch.no_grad():  # it takes longer than a picture, which goes first
+                return float(network(encoding.original, encoding.reconstruction.float())[0])
+        except _Closed as closed:
+            raise LGQError("the page is being closed.") from closed
 
     # The generator
 

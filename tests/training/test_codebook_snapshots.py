@@ -34,6 +34,16 @@ def test_stages_have_codes_of_their_own_and_a_fixed_grid_has_none(tmp_path, quan
     assert (last.codes is not None) == (last.norms is not None) == learned
 
 
+def test_scales_have_counts_of_their_own_and_share_their_codes(tmp_path):
+    (tmp_path / "photos").mkdir()
+    train(replace(TINY, scales=(1, 2, 3)), paint_photos(tmp_path / "photos"), tmp_path / "run")
+    last = read_codebooks(tmp_path / "run")[-1]
+    assert last.counts.sum(1).tolist() == [3 * side**2 for side in (2, 4, 6)]
+    codes = load_tokenizer(tmp_path / "run", "last").quantizer.quantizer.codebook
+    assert torch.allclose(last.codes[0].float(), codes, atol=1e-3)
+    assert len(last.codes) == 1
+
+
 def test_a_long_run_keeps_few_snapshots_among_them_the_newest(tmp_path):
     for step in range(1, 140):
         save_codebook(tmp_path, step, [torch.tensor([step, 0])], [torch.ones(2, 3)])

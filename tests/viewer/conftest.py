@@ -7,8 +7,9 @@ import pytest
 from serving import Served, gradient, serve, small_tokenizer
 
 from lgq.data import FolderDataset
+from lgq.viewer.code_gallery import Model
 from lgq.viewer.guard import Limits
-from lgq.viewer.studio import Model, Studio
+from lgq.viewer.studio import Studio
 
 
 @pytest.fixture(scope="package")
@@ -21,11 +22,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(photos: Path) -> Iterator[Served]:
-    """Three tokenizers: a plain one, one with two stages, and one whose codes are a fixed grid."""
+    """Tokenizers: a plain one, one with two stages, one whose codes are a fixed grid, one with scales."""
     models = [
         Model("plain", small_tokenizer()),
         Model("residual", small_tokenizer(stages=2, seed=1)),
         Model("grid", small_tokenizer("fsq", seed=2)),
+        Model("scales", small_tokenizer(scales=(1, 2, 4), seed=3)),
     ]
     studio = Studio(models, FolderDataset(photos))
     studio.study()

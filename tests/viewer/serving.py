@@ -27,10 +27,17 @@ LOCAL = replace(SMALL, norm="layer")
 
 
 def small_tokenizer(
-    quantizer: str = "lgq", *, stages: int = 1, seed: int = 0, backbone: Backbone = SMALL, **options: Any
+    quantizer: str = "lgq",
+    *,
+    stages: int = 1,
+    scales: tuple[int, ...] = (),
+    seed: int = 0,
+    backbone: Backbone = SMALL,
+    **options: Any,
 ) -> Tokenizer:
     torch.manual_seed(seed)
-    return Tokenizer(backbone, quantizer, 32, stages=stages, quantizer_options=options).eval()
+    levels = {"stages": stages, "scales": scales}
+    return Tokenizer(backbone, quantizer, 32, **levels, quantizer_options=options).eval()
 
 
 def gradient(width: int, height: int, seed: int = 0) -> Image.Image:

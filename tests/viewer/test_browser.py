@@ -17,10 +17,11 @@ from test_drawing import small_generator
 from lgq.data import FolderDataset
 from lgq.training.run_directory import save_codebook
 from lgq.viewer.api import api_of
+from lgq.viewer.code_gallery import Model
 from lgq.viewer.guard import Limits
 from lgq.viewer.server import Opening, listening
 from lgq.viewer.standalone import export_page
-from lgq.viewer.studio import Model, Studio, to_rgba
+from lgq.viewer.studio import Studio, quality_of, to_rgba
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -58,6 +59,28 @@ def everything(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield from serve(studio, Limits(requests_per_second=10_000, burst=10_000))
 
 
+@pytest.fixture(scope="module")
+def levelled(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A plain tokenizer, one with three scales of a run with two validations, and one with two stages."""
+    run, scales = tmp_path_factory.mktemp("scales"), small_tokenizer(scales=(1, 2, 4), seed=5)
+    codes = scales.quantizer.quantizer.codebook.detach()
+    for step in (10, 20):
+        # Each scale has codes of its own in use: 8, 9 and 10 of them.
+        counts = [
+            torch.arange(32).sub(10 * scale).ge(0) & torch.arange(32).lt(18 + 11 * scale)
+            for scale in range(3)
+        ]
+        save_codebook(run, step, [used.int() for used in counts], [codes * step / 20])
+    models = [
+        Model("plain", small_tokenizer()),
+        Model("scales", scales, run),
+        Model("stages", small_tokenizer(stages=2, seed=6)),
+    ]
+    studio = Studio(models, FolderDataset(photos))
+    studio.study()
+    yield from serve(studio, Limits(requests_per_second=10_000, burst=10_000))
+
+
 def open_page(browser: Browser, address: str, width: int = 1280) -> Page:
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.set_default_timeout(20_000)
@@ -78,6 +101,22 @@ def page(browser: Browser, everything: Served) -> Iterator[Page]:
     page.close()
 
 
+@pytest.fixture
+def levels(browser: Browser, levelled: Served) -> Iterator[Page]:
+    """The page with the tokenizer that has three scales: 4 x 6, 8 x 12 and 16 x 24 tokens."""
+    page = open_page(browser, f"http://127.0.0.1:{levelled.port}/")
+    choose_model(page, 1)
+    yield page
+    assert page.problems == []  # type: ignore[attr-defined]
+    page.close()
+
+
+def choose_model(page: Page, model: int) -> None:
+    with page.expect_response(re.compile(f"encoding.model={model}")):
+        page.locator("#model").select_option(str(model))
+    page.wait_for_timeout(300)
+
+
 def canvas(page: Page, label: str):
     return page.locator(f"section:not([hidden]) canvas[aria-label^='{label}']")
 
@@ -88,7 +127,8 @@ def pixels(page: Page, label: str) -> int:
 
 
 def tokens(everything: Served, picture: int = 0):
-    return everything.ask(f"/api/encoding?model=0&picture={picture}&size=256").arrays["tokens"][..., 0]
+    packet = everything.ask(f"/api/encoding?model=0&picture={picture}&size=256")
+    return packet.arrays["tokens"].reshape(16, 24)
 
 
 def to_token(page: Page, label: str, row: int, column: int) -> dict[str, float]:
@@ -127,7 +167,7 @@ def test_a_token_under_the_pointer_and_under_the_arrow_keys_is_explained(page: P
 
 
 def test_the_slider_goes_from_the_original_to_the_reconstruction(page: Page):
-    slider = page.locator("#image input[type=range]")
+    slider = page.get_by_label("Share of the picture that shows the original")
     seen = set()
     for key in ("Home", "End"):
         slider.press(key)
@@ -193,7 +233,7 @@ def test_edits_add_up_to_the_picture_of_all_tokens(page: Page, everything: Serve
         download.value.save_as(saved[name])
     edited = torch.tensor(json.loads(saved["tokens"].read_text())["tokens"]).view(1, 16, 24)
     tokenizer = everything.studio.models[1].tokenizer
-    before = everything.ask("/api/encoding?model=1&picture=0&size=256").arrays["tokens"][..., 0]
+    before = everything.ask("/api/encoding?model=1&picture=0&size=256").arrays["tokens"].reshape(16, 24)
     assert (edited[0].numpy() != before).sum() == 2
     expected = to_rgba(tokenizer.decode(edited)).astype(int)
     assert abs(np.asarray(Image.open(saved["picture"]).convert("RGBA")) - expected).max() <= 1
@@ -332,6 +372,131 @@ def test_a_picture_is_drawn_step_by_step_and_redrawn_where_it_is_painted(page: P
     page.get_by_role("button", name="Redraw the painted part").click()
     page.wait_for_selector("#generate[data-drawn='2']")
     expect(page.locator("#generate .problem")).to_be_hidden()
+
+
+def test_every_scale_is_a_grid_and_a_code_lights_up_on_all_of_them(levels: Page, levelled: Served):
+    expect(levels.locator("#image .grids canvas")).to_have_count(3)
+    expect(levels.locator("#level")).to_have_value("2")
+    expect(levels.locator("#image figcaption .size")).to_contain_text("16 tokens on scale 3")
+    before = pixels(levels, "Tokens of scale 3")
+    coarse = canvas(levels, "Tokens of scale 1")
+    box = coarse.bounding_box()
+    middle = {"x": 2.5 / 6 * box["width"], "y": 1.5 / 4 * box["height"]}
+    coarse.hover(position=middle)
+    sequence = levelled.ask("/api/encoding?model=1&picture=0&size=256").arrays["tokens"]
+    code = sequence[1 * 6 + 2]
+    expect(levels.locator("#token h2")).to_have_text(f"Code {code}")
+    here = (sequence[:24] == code).sum(), (sequence == code).sum()
+    expect(levels.locator("#token .where")).to_have_text(
+        f"Row 2, column 3 of scale 1. {here[0]} of 24 tokens of this scale "
+        f"{'has' if here[0] == 1 else 'have'} this code, "
+        f"{here[1]} of 504 over all scales."
+    )
+    expect(levels.locator("#token .facts")).to_contain_text("On scale 1")
+    expect(levels.locator("#token")).to_contain_text("added to what coarser scales give")
+    assert pixels(levels, "Tokens of scale 3") != before
+    coarse.click(position=middle)
+    expect(levels.locator("#level")).to_have_value("0")
+    expect(levels.locator("#image figcaption .size")).to_contain_text("4 tokens on scale 1")
+    expect(levels.locator("#token h2")).to_have_text(f"Code {code}")
+    choose_model(levels, 0)
+    expect(levels.locator("#image .grids")).to_be_hidden()
+    expect(levels.locator("#level-choice")).to_be_hidden()
+    expect(levels.get_by_label("that are decoded")).to_be_hidden()
+
+
+def test_a_picture_is_decoded_from_its_first_scales(levels: Page, levelled: Served):
+    slider, words = levels.get_by_label("Number of scales that are decoded"), levels.locator("#image output")
+    expect(words).to_have_text("Decoded from all 3 scales")
+    whole = pixels(levels, "Original on")
+    slider.press("Home")
+    expect(words).to_have_text("Decoded from scale 1 of 3")
+    first = levelled.studio.encode(1, 0, 256, 1)
+    expect(levels.locator("#image .numbers")).to_contain_text(f"{quality_of(first):.2f} dB")
+    expect(levels.locator("#image .numbers")).to_contain_text(f"{24 * 5 / (96 * 64):.3f}")
+    assert pixels(levels, "Original on") != whole
+    slider.press("End")
+    expect(words).to_have_text("Decoded from all 3 scales")
+    expect(levels.locator("#image .numbers")).to_contain_text(f"{504 * 5 / (96 * 64):.3f}")
+    assert pixels(levels, "Original on") == whole
+
+
+def test_tokens_of_a_scale_are_edited(levels: Page, levelled: Served, tmp_path: Path):
+    levels.locator("#tab-edit").click()
+    expect(levels.locator("#edit .note")).to_contain_text("the whole picture is decoded")
+    levels.locator("#level").select_option(index=0)
+    expect(levels.locator("#edit figcaption", has_text="Tokens on scale 1")).to_be_visible()
+    side = canvas(levels, "Map of the edited").bounding_box()["width"]
+    canvas(levels, "Map of the edited").click(position={"x": 0.9 * side, "y": 0.55 * side})
+    code = int(levels.locator("#code").input_value())
+    levels.locator("#code").fill(str(31 - code))
+    levels.get_by_role("button", name="Set", exact=True).click()
+    levels.wait_for_selector("#edit[data-decoded='1']")
+    levels.get_by_role("button", name="Copy").click()
+    levels.locator("#level").select_option(index=1)  # whose codes are the same
+    canvas(levels, "Map of the edited").click(position={"x": 0.1 * side, "y": 0.55 * side})
+    levels.get_by_role("button", name="Paste").click()
+    levels.wait_for_selector("#edit[data-decoded='2']")
+    saved = {}
+    for name in ("tokens", "picture"):
+        with levels.expect_download() as download:
+            levels.get_by_role("button", name=f"Save {name}").click()
+        saved[name] = tmp_path / name
+        download.value.save_as(saved[name])
+    edited = torch.tensor(json.loads(saved["tokens"].read_text())["tokens"])[None]
+    before = levelled.ask("/api/encoding?model=1&picture=0&size=256").arrays["tokens"]
+    changed = (edited[0].numpy() != before).nonzero()[0]
+    assert changed.tolist() == [2 * 6 + 5, 24 + 4 * 12 + 1]
+    expected = to_rgba(levelled.studio.models[1].tokenizer.decode(edited, (16, 24))).astype(int)
+    assert np.array_equal(np.asarray(Image.open(saved["picture"]).convert("RGBA")), expected)
+
+
+def test_tokens_of_a_stage_are_not_pasted_into_another(levels: Page):
+    choose_model(levels, 2)
+    levels.locator("#tab-edit").click()
+    canvas(levels, "Map of the edited").click(position=to_token(levels, "Map of the edited", 3, 5))
+    levels.get_by_role("button", name="Copy").click()
+    levels.locator("#level").select_option(index=1)
+    canvas(levels, "Map of the edited").click(position=to_token(levels, "Map of the edited", 3, 6))
+    levels.get_by_role("button", name="Paste").click()
+    expect(levels.locator("#edit .problem")).to_contain_text("another stage, whose codes mean other things")
+
+
+def test_codes_are_counted_over_all_scales_or_on_one(levels: Page, levelled: Served):
+    levels.locator("#tab-codebook").click()
+    counts = levelled.studio.models[1].galleries[0].counts
+    summary, moment = levels.locator("#codebook figcaption").first, levels.locator("#codebook .time")
+    expect(summary).to_contain_text(f"{int((counts.sum(0) > 0).sum())} of 32 in use")
+    expect(moment).to_contain_text("step 20: 32 codes in use")
+    levels.get_by_label("Count").select_option("the chosen scale")
+    levels.locator("#level").select_option(index=0)
+    expect(summary).to_contain_text(f"{int((counts[0] > 0).sum())} of 32 in use")
+    expect(moment).to_contain_text("step 20: 18 codes in use")
+    expect(levels.locator("#codebook figcaption", has_text="on scale 1")).to_be_visible()
+    choose_model(levels, 2)
+    expect(levels.get_by_label("Count")).to_be_hidden()
+
+
+def test_tokenizers_of_all_kinds_are_compared(levels: Page):
+    levels.locator("#tab-compare").click()
+    expect(levels.locator("#compare figcaption", has_text=re.compile("PSNR .* dB"))).to_have_count(3)
+    expect(levels.locator("#compare figcaption", has_text="3 scales")).to_have_count(1)
+    expect(levels.locator("#compare .legend", has_text="plain")).to_contain_text("stages, stage 1")
+    assert pixels(levels, "Errors of scales") != pixels(levels, "Errors of plain")
+
+
+def test_scales_work_in_a_page_saved_as_a_file(browser: Browser, levelled: Served, tmp_path: Path):
+    export_page(levelled.studio, tmp_path / "page.html")
+    page = open_page(browser, (tmp_path / "page.html").as_uri())
+    page.locator("#model").select_option("1")
+    expect(page.locator("#image .grids canvas")).to_have_count(3)
+    page.get_by_label("Number of scales that are decoded").press("Home")
+    first = quality_of(levelled.studio.encode(1, 0, 256, 1))
+    expect(page.locator("#image .numbers")).to_contain_text(f"{first:.2f} dB")
+    canvas(page, "Tokens of scale 1").hover()
+    expect(page.locator("#token .patches canvas").first).to_be_visible()
+    assert page.problems == []  # type: ignore[attr-defined]
+    page.close()
 
 
 def test_a_page_saved_as_a_file_works_without_a_server(browser: Browser, everything: Served, tmp_path: Path):

@@ -75,7 +75,7 @@ def test_only_painted_tokens_are_redrawn(drawing: Served):
     mask = np.zeros((8, 8), dtype=int)
     mask[2:5, 3:6] = 1
     steps = ask(drawing, picture=0, mask=mask.tolist())
-    square = drawing.ask("/api/square?picture=0").arrays["tokens"]
+    square = drawing.ask("/api/square?picture=0").arrays["tokens"].reshape(8, 8, 1)
     last = steps[-1][1]["tokens"]
     assert np.array_equal(last[mask == 0], square[mask == 0])
     expected = drawing.studio.generator.inpaint(

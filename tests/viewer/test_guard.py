@@ -18,9 +18,10 @@ import pytest
 from serving import Served, png, serve, small_tokenizer
 
 from lgq.viewer.api import api_of
+from lgq.viewer.code_gallery import Model
 from lgq.viewer.guard import Guard, Limits, Refusal
 from lgq.viewer.server import Opening, listening
-from lgq.viewer.studio import Model, Studio
+from lgq.viewer.studio import Studio
 from lgq.viewer.view import view
 
 HOST = {"host": "127.0.0.1:8642"}

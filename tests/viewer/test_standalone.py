@@ -12,14 +12,19 @@ from command_line import lgq
 from serving import gradient, small_tokenizer
 
 from lgq.data import FolderDataset
+from lgq.viewer.code_gallery import Model
 from lgq.viewer.packets import unpack
 from lgq.viewer.standalone import export_page
-from lgq.viewer.studio import Model, Studio, to_rgba
+from lgq.viewer.studio import Studio, to_rgba
 
 
 @pytest.fixture(scope="module")
 def exported(photos, tmp_path_factory) -> tuple[Studio, str]:
-    models = [Model("</script><b>", small_tokenizer()), Model("grid", small_tokenizer("fsq"))]
+    models = [
+        Model("</script><b>", small_tokenizer()),
+        Model("grid", small_tokenizer("fsq")),
+        Model("scales", small_tokenizer(scales=(1, 2, 4))),
+    ]
     studio = Studio(models, FolderDataset(photos))
     file = tmp_path_factory.mktemp("page") / "view.html"
     assert export_page(studio, file, size=128) == file.stat().st_size
@@ -37,12 +42,18 @@ def arrays(page: str, path: str) -> dict[str, np.ndarray]:
 
 def test_the_file_has_the_pictures_tokens_and_codes_of_every_model(exported):
     studio, page = exported
-    for model in range(2):
+    for model in range(3):
         for picture in range(3):
             found = arrays(page, f"/api/encoding?model={model}&picture={picture}&size=128")
             encoding = studio.encode(model, picture, 128)
             assert np.array_equal(found["reconstruction"], to_rgba(encoding.reconstruction))
-            assert np.array_equal(found["tokens"][..., 0], encoding.tokens[0].numpy())
+            assert np.array_equal(found["tokens"], encoding.tokens.flatten().numpy())
+            for levels in range(1, studio.models[model].tokenizer.levels):
+                key = f"model={model}&picture={picture}&size=128&levels={levels}"
+                first = arrays(page, f"/api/reconstruction?{key}")["reconstruction"]
+                assert np.array_equal(
+                    first, to_rgba(studio.encode(model, picture, 128, levels).reconstruction)
+                )
         gallery = studio.models[model].galleries[0]
         assert np.array_equal(arrays(page, f"/api/codebook?model={model}&stage=0")["counts"], gallery.counts)
         typical = arrays(page, f"/api/typical?model={model}&stage=0")["patches"]

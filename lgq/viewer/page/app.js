@@ -6,7 +6,7 @@ import { canvasOf, codeColour, errorColour } from "./elements.js";
 class App extends EventTarget {
   state = null;
   model = 0;
-  stage = 0;
+  level = 0; // stage or scale that is looked at
   picture = 0;
   size = 256;
   encoding = null;
@@ -29,11 +29,27 @@ class App extends EventTarget {
     for (const name of names.split(" ")) this.addEventListener(name, listener);
   }
 
-  /** Code of a token of the picture that is shown, in the chosen stage. */
-  codeAt(cell, tokens = this.tokens) {
-    const { columns, stages } = this.encoding;
-    return tokens[(cell.row * columns + cell.column) * stages + this.stage];
+  /** Number of stages or scales, and what one is called. */
+  get levels() { return this.about.scales || this.about.stages; }
+
+  get levelWord() { return this.about.scales ? "scale" : "stage"; }
+
+  /** Level to begin with: the finest scale, and the first stage. */
+  get firstLevel() { return Math.max(0, this.about.scales - 1); }
+
+  /** Grid of the stage or scale that is looked at. */
+  get grid() { return this.encoding.grids[this.level]; }
+
+  /** Codebook behind a stage or scale: stages have one each, scales share one. */
+  stageOf(level = this.level) { return this.about.scales ? 0 : level; }
+
+  /** Where a cell, {row, column, level}, is among the tokens of the picture; the chosen level by default. */
+  placeOf({ row, column, level = this.level }) {
+    const { first, step, columns } = this.encoding.grids[level];
+    return first + step * (row * columns + column);
   }
+
+  codeAt(cell, tokens = this.tokens) { return tokens[this.placeOf(cell)]; }
 
   look(cell) {
     this.cell = cell;
@@ -41,9 +57,27 @@ class App extends EventTarget {
   }
 
   keep(cell) {
-    const same = cell && this.kept && cell.row === this.kept.row && cell.column === this.kept.column;
+    const same = cell && this.kept && this.placeOf(cell) === this.placeOf(this.kept);
     this.kept = same ? null : cell;
     this.emit("look");
+  }
+
+  /** Look at another stage or scale of the picture. */
+  chooseLevel(level) {
+    const same = this.stageOf(level) === this.stageOf();
+    this.level = level;
+    this.cell = this.kept = null;
+    if (!same) this.#changeCodebook();
+    this.emit("level");
+    this.emit("look");
+  }
+
+  #changeCodebook() {
+    this.codebook = null;
+    this.codes = new Set();
+    this.typical.clear();
+    this.emit("codebook");
+    this.loadCodebook();
   }
 
   mark(codes) {
@@ -53,13 +87,10 @@ class App extends EventTarget {
 
   async choose(changes) {
     Object.assign(this, changes);
-    if ("model" in changes) this.stage = 0;
-    if ("model" in changes || "stage" in changes) {
-      this.codebook = null;
-      this.codes = new Set();
-      this.typical.clear();
-      this.emit("codebook");
-      this.loadCodebook();
+    if ("model" in changes) {
+      this.encoding = null; // its grids are those of another model
+      this.level = this.firstLevel;
+      this.#changeCodebook();
     }
     this.cell = this.kept = null;
     this.emit("choice");
@@ -78,8 +109,8 @@ class App extends EventTarget {
   }
 
   async loadCodebook() {
-    const [model, stage] = [this.model, this.stage];
-    const current = () => model === this.model && stage === this.stage;
+    const [model, stage] = [this.model, this.stageOf()];
+    const current = () => model === this.model && stage === this.stageOf();
     try {
       const packet = await waitForPacket(`/api/codebook?model=${model}&stage=${stage}`, (progress) => {
         if (!current()) return;
@@ -87,7 +118,7 @@ class App extends EventTarget {
         this.emit("progress");
       });
       if (!current()) return;
-      this.codebook = codebookOf(packet);
+      this.codebook = { ...codebookOf(packet), stage };
       this.emit("codebook");
     } catch (error) {
       if (!current()) return;
@@ -100,7 +131,7 @@ class App extends EventTarget {
   async typicalOf(code) {
     if (isSaved) return this.savedTypical(code);
     if (!this.typical.has(code)) {
-      const path = `/api/code?model=${this.model}&stage=${this.stage}&code=${code}`;
+      const path = `/api/code?model=${this.model}&stage=${this.stageOf()}&code=${code}`;
       this.typical.set(code, getPacket(path).catch(() => null));
     }
     return this.typical.get(code);
@@ -108,7 +139,7 @@ class App extends EventTarget {
 
   /** A saved page has the patches of all codes in one array. */
   async savedTypical(code) {
-    const path = `/api/typical?model=${this.model}&stage=${this.stage}`;
+    const path = `/api/typical?model=${this.model}&stage=${this.stageOf()}`;
     if (!this.typical.has(path)) this.typical.set(path, getPacket(path).catch(() => null));
     const all = await this.typical.get(path);
     if (!all || !this.codebook?.counts) return null;
@@ -124,23 +155,47 @@ export const app = new App();
 
 /** A picture through a model, with pixels, tokens and the error of each token. */
 export async function encode(model, picture, size) {
-  const packet = await getPacket(`/api/encoding?model=${model}&picture=${picture}&size=${size}`);
-  return encodingOf(packet);
+  const query = `model=${model}&picture=${picture}&size=${size}`;
+  return encodingOf(await getPacket(`/api/encoding?${query}`), query);
 }
 
-export function encodingOf(packet) {
+/** grids: {rows, columns, first, step} of each stage or scale; rows and columns are those of the finest. */
+export function encodingOf(packet, query = "") {
   const [height, width] = packet.shapes.original;
-  const [rows, columns, stages] = packet.shapes.tokens;
-  return {
-    width, height, rows, columns, stages,
+  const { grids } = packet.meta;
+  const { rows, columns } = grids.at(-1);
+  const encoding = {
+    width, height, rows, columns, grids, query,
     tokens: packet.tokens,
     pixels: packet.original,
-    decoded: packet.reconstruction,
     original: canvasOf(packet.original, width, height),
+    prefixes: new Map(),
+  };
+  return Object.assign(encoding, reconstructionOf(encoding, packet));
+}
+
+function reconstructionOf({ pixels, width, height, rows, columns }, packet) {
+  return {
+    decoded: packet.reconstruction,
     reconstruction: canvasOf(packet.reconstruction, width, height),
-    errors: tokenErrors(packet.original, packet.reconstruction, width, rows, columns, height),
+    errors: tokenErrors(pixels, packet.reconstruction, width, rows, columns, height),
     psnr: packet.meta.psnr,
   };
+}
+
+/** What the first stages or scales of a picture decode to; loaded once. */
+export async function decodeFirst(encoding, levels) {
+  if (levels === encoding.grids.length) return encoding;
+  if (!encoding.prefixes.has(levels)) {
+    const packet = await getPacket(`/api/reconstruction?${encoding.query}&levels=${levels}`);
+    encoding.prefixes.set(levels, reconstructionOf(encoding, packet));
+  }
+  return encoding.prefixes.get(levels);
+}
+
+/** Codes of a grid in reading order. */
+export function codesIn({ rows, columns, first, step }, tokens) {
+  return Uint32Array.from({ length: rows * columns }, (_, i) => tokens[first + step * i]);
 }
 
 /** Root mean square error of the pixels of each token, in grey levels of 255. */
@@ -166,34 +221,43 @@ export function mapOf(rows, columns, colour) {
   return canvasOf(pixels, columns, rows);
 }
 
-export function errorMap(encoding, most) {
-  return mapOf(encoding.rows, encoding.columns, (i) => errorColour(encoding.errors[i] / most));
+export function errorMap({ rows, columns }, errors, most) {
+  return mapOf(rows, columns, (i) => errorColour(errors[i] / most));
 }
 
-/** Map of tokens: in the mean colour of each code, or in a colour of its own. */
-export function tokenMap(encoding, tokens, stage, kind, codebook) {
-  const code = (i) => tokens[i * encoding.stages + stage];
-  if (kind === "code") return mapOf(encoding.rows, encoding.columns, (i) => codeColour(code(i)));
-  if (codebook?.colours) {
-    return mapOf(encoding.rows, encoding.columns, (i) => codebook.colours.subarray(3 * code(i), 3 * code(i) + 3));
+/** Map of the tokens of a level: in the mean colour of each code there, or in a colour of its own. */
+export function tokenMap(encoding, tokens, level, kind, codebook) {
+  const grid = encoding.grids[level];
+  const codes = codesIn(grid, tokens);
+  if (kind === "code") return mapOf(grid.rows, grid.columns, (i) => codeColour(codes[i]));
+  if (codebook?.colours && codebook.stage === app.stageOf(level)) {
+    const colours = codebook.levels[level - codebook.stage].colours;
+    return mapOf(grid.rows, grid.columns, (i) => colours.subarray(3 * codes[i], 3 * codes[i] + 3));
   }
-  return mapOf(encoding.rows, encoding.columns, (i) => meanColour(encoding, i));
+  return mapOf(grid.rows, grid.columns, (i) => meanColour(encoding, grid, i));
 }
 
-function meanColour({ decoded, width, height, rows, columns }, place) {
-  const [across, down] = [width / columns, height / rows];
-  const [left, top] = [(place % columns) * across, Math.floor(place / columns) * down];
+function meanColour({ decoded, width, height }, { rows, columns }, place) {
+  const ends = (i, count, length) => [Math.floor((i * length) / count), Math.ceil(((i + 1) * length) / count)];
+  const [left, right] = ends(place % columns, columns, width);
+  const [top, bottom] = ends(Math.floor(place / columns), rows, height);
   const sum = [0, 0, 0];
-  for (let y = top; y < top + down; y++) {
-    for (let x = left; x < left + across; x++) for (let c = 0; c < 3; c++) sum[c] += decoded[4 * (y * width + x) + c];
+  for (let y = top; y < bottom; y++) {
+    for (let x = left; x < right; x++) for (let c = 0; c < 3; c++) sum[c] += decoded[4 * (y * width + x) + c];
   }
-  return sum.map((value) => value / (across * down));
+  return sum.map((value) => value / ((right - left) * (bottom - top)));
 }
 
-function codebookOf(packet) {
+/** levels: counts and mean colours of the codes in each stage or scale that has them; `counts` are of all. */
+export function codebookOf(packet) {
   const [size, channels] = packet.shapes.codes;
   const side = packet.shapes.means[1];
-  const { counts, codes, means } = packet;
+  const { codes, means } = packet;
+  const levels = Array.from({ length: packet.shapes.counts[0] }, (_, level) => ({
+    counts: packet.counts.subarray(level * size, (level + 1) * size),
+    colours: packet.colours.subarray(3 * level * size, 3 * (level + 1) * size),
+  }));
+  const counts = addUp(levels.map((level) => level.counts));
   const norms = new Float32Array(size);
   const colours = new Uint8Array(3 * size);
   for (let code = 0; code < size; code++) {
@@ -210,7 +274,11 @@ function codebookOf(packet) {
   const ranks = new Uint32Array(size);
   order.forEach((code, rank) => { ranks[code] = rank + 1; });
   const dead = counts.reduce((sum, count) => sum + (count === 0), 0);
-  return { size, channels, side, counts, codes, means, norms, colours, ranks, dead, ...packet.meta, plane: packet.plane };
+  return { size, channels, side, counts, levels, codes, means, norms, colours, ranks, dead, ...packet.meta };
+}
+
+export function addUp(arrays) {
+  return arrays[0].map((_, i) => arrays.reduce((sum, array) => sum + array[i], 0));
 }
 
 /** Distances of all codes to one of them. */

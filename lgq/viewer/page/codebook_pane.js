@@ -1,7 +1,7 @@
 // Codebook: every code as a patch, a map in the plane, where codes occur, and how they grew.
 
 import { getPacket, isSaved, withProgress } from "./api.js";
-import { app, distancesTo } from "./app.js";
+import { addUp, app, codesIn, distancesTo } from "./app.js";
 import { usageChart } from "./charts.js";
 import { announce, canvasOf, make, number, shade, style } from "./elements.js";
 import { figure, sameCode, source } from "./image_pane.js";
@@ -18,6 +18,7 @@ export function codebookPane(section) {
   const sort = select("Sort by", { brightness: "brightness", use: "use", norm: "norm", similarity: "similarity to the code", number: "number" });
   const colour = select("Colour by", { use: "use", norm: "norm", age: "age" });
   const method = select("Map", { pca: "PCA", umap: "UMAP" });
+  const counted = select("Count", { all: "all scales", one: "the chosen scale" });
   const field = (label) => label.querySelector("select");
   const problem = make("p", { class: "problem", role: "alert", hidden: true });
   const [summary, legend, moment] = [make("span"), make("div", { class: "legend" }), make("output", { class: "hint" })];
@@ -30,7 +31,7 @@ export function codebookPane(section) {
   use.canvas.className = "view chart";
   use.canvas.setAttribute("role", "img");
   map.element.append(legend);
-  section.append(make("div", { class: "tools" }, sort, colour, method), problem,
+  section.append(make("div", { class: "tools" }, sort, colour, counted, method), problem,
     make("div", { class: "views even" }, codes.element, map.element, where.element, make("div", {}, use.element, time)));
 
   let [order, plane, history, atlas] = [[], null, null, null];
@@ -47,16 +48,29 @@ export function codebookPane(section) {
   // The moment that the time slider shows
 
   const at = () => (history && Number(slider.value) < history.steps.length - 1 ? Number(slider.value) : -1);
-  const countsNow = () => (at() < 0 ? app.codebook.counts : history.counts.subarray(at() * app.codebook.size, (at() + 1) * app.codebook.size));
+  const countsNow = () => (at() < 0 ? countsIn(app.codebook.levels.map(({ counts }) => counts)) : countsAt(at()));
+
+  /** Counts of the chosen scale, or of all. */
+  function countsIn(levels) {
+    if (levels.length === 1) return levels[0];
+    return field(counted).value === "one" ? levels[app.level] : addUp(levels);
+  }
+
+  function countsAt(moment) {
+    const [, levels, size] = history.shapes.counts;
+    return countsIn(Array.from({ length: levels }, (_, i) => history.counts.subarray((moment * levels + i) * size, (moment * levels + i + 1) * size)));
+  }
+
   const normsNow = () => (at() < 0 || !history.norms ? app.codebook.norms : history.norms.subarray(at() * app.codebook.size, (at() + 1) * app.codebook.size));
 
   /** Since which validation a code has been in use without a break; -1 for a code that is dead at the end. */
   function ages() {
     const { size } = app.codebook;
     const last = history.steps.length - 1;
+    const counts = history.steps.map((_, moment) => countsAt(moment));
     return Int32Array.from({ length: size }, (_, code) => {
       let since = last;
-      while (since >= 0 && history.counts[since * size + code] > 0) since--;
+      while (since >= 0 && counts[since][code] > 0) since--;
       return since === last ? -1 : since + 1;
     });
   }
@@ -134,11 +148,12 @@ export function codebookPane(section) {
   // Drawing
 
   function sorted() {
-    const { size, colours, counts, norms } = app.codebook;
+    const { size, colours, counts } = app.codebook;
+    const [used, norms] = [countsNow(), normsNow()];
     const keys = {
       brightness: (code) => 0.299 * colours[3 * code] + 0.587 * colours[3 * code + 1] + 0.114 * colours[3 * code + 2],
-      use: (code) => -countsNow()[code],
-      norm: (code) => normsNow()[code],
+      use: (code) => -used[code],
+      norm: (code) => norms[code],
       number: (code) => code,
     };
     const by = field(sort).value;
@@ -279,12 +294,12 @@ export function codebookPane(section) {
     map.element.querySelector("figcaption span").textContent = marked ? `${number(marked)} marked` : "drag to mark codes";
     if (history) {
       const now = Number(slider.value);
-      const inUse = history.counts.subarray(now * app.codebook.size, (now + 1) * app.codebook.size).reduce((sum, count) => sum + (count > 0), 0);
+      const inUse = countsAt(now).reduce((sum, count) => sum + (count > 0), 0);
       moment.textContent = `step ${number(history.steps[now])}: ${number(inUse)} codes in use on the validation images`;
     }
     if (!app.encoding) return;
-    const here = new Set();
-    for (let i = app.stage; i < app.encoding.tokens.length; i += app.encoding.stages) here.add(app.encoding.tokens[i]);
+    const here = new Set(codesIn(app.grid, app.encoding.tokens));
+    where.element.querySelector("b").textContent = app.levels > 1 ? `Where they occur on ${app.levelWord} ${app.level + 1}` : "Where they occur";
     where.element.querySelector("figcaption span").textContent = marked
       ? `${number([...app.codes].filter((code) => here.has(code)).length)} of ${number(marked)} marked codes`
       : `${number(here.size)} different codes`;
@@ -295,11 +310,12 @@ export function codebookPane(section) {
     [plane, history, pointed] = [null, null, null];
     slider.disabled = true;
     moment.textContent = "";
+    counted.hidden = !app.about.scales;
     if (!app.codebook?.counts || section.hidden) return;
     rearrange();
     drawUse();
     const book = app.codebook;
-    const query = `model=${app.model}&stage=${app.stage}`;
+    const query = `model=${app.model}&stage=${app.stageOf()}`;
     try {
       await loadPlane(book);
     } catch (error) {
@@ -323,7 +339,7 @@ export function codebookPane(section) {
 
   async function loadPlane(book) {
     const chosen = field(method).value;
-    const packet = await withProgress(getPacket(`/api/plane?model=${app.model}&stage=${app.stage}&method=${chosen}`));
+    const packet = await withProgress(getPacket(`/api/plane?model=${app.model}&stage=${app.stageOf()}&method=${chosen}`));
     if (book !== app.codebook) return;
     const points = packet.plane;
     let [left, right, bottom, top] = [Infinity, -Infinity, Infinity, -Infinity];
@@ -339,11 +355,19 @@ export function codebookPane(section) {
   function showPicture() {
     const { encoding } = app;
     if (!encoding) return;
-    pictureView.show([encoding.width, encoding.height], [encoding.rows, encoding.columns], [source(() => app.encoding.original), sameCode(tokens)]);
+    pictureView.show([encoding.width, encoding.height], [app.grid.rows, app.grid.columns], [source(() => app.encoding?.original), sameCode(tokens)]);
     if (app.codebook?.counts) describe();
   }
 
+  function recount() {
+    if (!app.codebook?.counts || section.hidden) return;
+    rearrange();
+    drawUse();
+    draw();
+  }
+
   field(sort).addEventListener("change", rearrange);
+  field(counted).addEventListener("change", recount);
   field(colour).addEventListener("change", () => { describe(); draw(); });
   field(method).addEventListener("change", async () => {
     problem.hidden = true;
@@ -355,16 +379,12 @@ export function codebookPane(section) {
       field(method).value = "pca";
     }
   });
-  slider.addEventListener("input", () => {
-    if (["use", "norm"].includes(field(sort).value)) rearrange();
-    describe();
-    drawUse();
-    draw();
-  });
+  slider.addEventListener("input", recount);
   new ResizeObserver(drawUse).observe(use.canvas);
   if (!app.state.umap || isSaved) method.hidden = true;
   app.on("codebook", load);
-  app.on("encoding", showPicture);
+  app.on("encoding level", showPicture);
+  app.on("level", recount);
   app.on("look", () => {
     if (!app.codebook?.counts || section.hidden) return;
     if (field(sort).value === "similarity") rearrange();

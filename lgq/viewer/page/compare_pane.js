@@ -1,7 +1,7 @@
 // Compare: several models on one picture, with one zoom, errors on one scale, and their use of codes.
 
 import { getJson, waitForPacket, withProgress } from "./api.js";
-import { app, encode, errorMap } from "./app.js";
+import { app, codebookOf, encode, errorMap } from "./app.js";
 import { usageChart } from "./charts.js";
 import { make, number, style } from "./elements.js";
 import { figure, source } from "./image_pane.js";
@@ -22,7 +22,7 @@ export function comparePane(section) {
   const original = figure("Original", "Original picture", make("span"));
   const columns = models.map((about) => ({
     about,
-    picture: figure(about.name, `Reconstruction by ${about.name}`, make("span", { text: `${about.quantizer}, ${number(about.codes)} codes, f = ${about.factor}` })),
+    picture: figure(about.name, `Reconstruction by ${about.name}`, make("span", { text: [about.quantizer, `${number(about.codes)} codes`, about.scales ? `${about.scales} scales` : about.stages > 1 ? `${about.stages} stages` : null, `f = ${about.factor}`].filter(Boolean).join(", ") })),
     error: figure("Error per token", `Errors of ${about.name}`, make("span")),
     lpips: make("span"),
   }));
@@ -36,15 +36,9 @@ export function comparePane(section) {
 
   const all = [original, ...columns.flatMap(({ picture, error }) => [picture, error])];
   const views = new Map(all.map(({ canvas }) => [canvas, new Viewport(canvas, zoom, {
-    onCell: (cell) => { for (const view of views.values()) if (view.canvas !== canvas) view.follow(cell && sized(cell, canvas, view)); },
+    onCell: (cell) => { for (const view of views.values()) if (view.canvas !== canvas) view.follow(cell, views.get(canvas).grid); },
   })]));
   let wanted = "";
-
-  /** The token at the same place in a picture that may have larger tokens. */
-  function sized(cell, canvas, view) {
-    const from = views.get(canvas).grid;
-    return { row: Math.floor(((cell.row + 0.5) * view.grid[0]) / from[0]), column: Math.floor(((cell.column + 0.5) * view.grid[1]) / from[1]) };
-  }
 
   async function show() {
     const key = `${app.picture}/${app.size}`;
@@ -63,11 +57,11 @@ export function comparePane(section) {
       columns.forEach(({ picture, error, lpips }, i) => {
         const encoding = encodings[i];
         const grid = [encoding.rows, encoding.columns];
-        const map = errorMap(encoding, most);
+        const map = errorMap(encoding, encoding.errors, most);
         views.get(picture.canvas).show(size, grid, [source(() => encoding.reconstruction)]);
         views.get(error.canvas).show(size, grid, [source(() => map)]);
         error.element.querySelector("span").textContent = `PSNR ${number(encoding.psnr, 2)} dB`;
-        measure(i, lpips, key);
+        measure(encoding, lpips, key);
       });
     } catch (failure) {
       wanted = "";
@@ -76,10 +70,10 @@ export function comparePane(section) {
     }
   }
 
-  async function measure(model, place, key) {
+  async function measure({ query, grids }, place, key) {
     place.textContent = "";
     try {
-      const { lpips } = await getJson(`/api/lpips?model=${model}&picture=${app.picture}&size=${app.size}`);
+      const { lpips } = await getJson(`/api/lpips?${query}&levels=${grids.length}`);
       if (key === wanted && lpips !== null) place.textContent = `LPIPS ${number(lpips, 3)}`;
     } catch { /* the Image pane says why there is no LPIPS */ }
   }
@@ -89,7 +83,7 @@ export function comparePane(section) {
   async function loadUse() {
     if (curves.length || section.hidden) return;
     const books = models.map((_, i) => waitForPacket(`/api/codebook?model=${i}&stage=0`, () => {}).catch(() => null));
-    curves.push(...(await withProgress(Promise.all(books))).map((book, i) => book && { counts: book.counts, colours: book.meta.colour, label: models[i].name }).filter(Boolean));
+    curves.push(...(await withProgress(Promise.all(books))).map((book, i) => book && { counts: codebookOf(book).counts, colours: book.meta.colour, label: models[i].stages > 1 ? `${models[i].name}, stage 1` : models[i].name }).filter(Boolean));
     drawUse();
   }
 

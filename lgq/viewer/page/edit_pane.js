@@ -1,7 +1,7 @@
 // Edit: take other codes for tokens, and see at once what they decode to.
 
 import { isSaved, postFile, postForBlob, postPacket, unpack, withProgress } from "./api.js";
-import { app, tokenMap } from "./app.js";
+import { app, codesIn, tokenMap } from "./app.js";
 import { announce, canvasOf, download, errorColour, fill, make, number, style } from "./elements.js";
 import { figure, numbersOf, sameCode, source } from "./image_pane.js";
 import { Viewport, Zoom } from "./viewport.js";
@@ -12,6 +12,7 @@ const TOOLS = {
   pipette: ["Pipette", "p", "Click a token: its code goes into the field."],
   region: ["Region", "r", "Drag a rectangle, or press Enter at one corner and Shift + Enter at the other."],
 };
+const OTHER_STAGE = "The copied tokens are of another stage, whose codes mean other things.";
 
 export function editPane(section) {
   if (isSaved) {
@@ -69,9 +70,14 @@ export function editPane(section) {
     tool = name;
     for (const [other, button] of Object.entries(buttons)) button.setAttribute("aria-pressed", other === name);
     if (name !== "region") region = null;
-    note.textContent = TOOLS[name][2];
+    showNote();
     for (const view of views) view.canvas.style.touchAction = name === "brush" || name === "region" ? "none" : "";
     refresh();
+  }
+
+  function showNote() {
+    const whole = app.about.scales ? " Scale (at the top) says whose tokens are edited. A token of a coarse scale reaches far, so the whole picture is decoded each time." : "";
+    note.textContent = `${TOOLS[tool][2]}${whole}`;
   }
 
   function use(cell) {
@@ -88,7 +94,7 @@ export function editPane(section) {
 
   // Changes: each is a list of [place, before, after], so that it can be undone.
 
-  const placeOf = ({ row, column }) => (row * app.encoding.columns + column) * app.encoding.stages + app.stage;
+  const placeOf = (cell) => app.placeOf(cell);
 
   function apply(pairs, { merge = false } = {}) {
     const began = performance.now();
@@ -148,8 +154,8 @@ export function editPane(section) {
     if (tool === "region" && region) announce(`Region of ${region.rows} by ${region.columns} tokens`);
   }
 
-  function cellsOf({ top, left, rows, columns }) {
-    return Array.from({ length: rows * columns }, (_, i) => ({ row: top + Math.floor(i / columns), column: left + (i % columns) }));
+  function cellsOf({ top, left, rows, columns, level }) {
+    return Array.from({ length: rows * columns }, (_, i) => ({ row: top + Math.floor(i / columns), column: left + (i % columns), level }));
   }
 
   const target = () => region ?? (app.kept ? { top: app.kept.row, left: app.kept.column, rows: 1, columns: 1 } : null);
@@ -158,14 +164,14 @@ export function editPane(section) {
     problem.hidden = true;
     const from = target();
     if (!from) return complain("Choose a token or a region to copy first.");
-    clipboard = { ...from, from: edit, model: app.model, stage: app.stage, values: cellsOf(from).map((cell) => edit.tokens[placeOf(cell)]) };
+    clipboard = { ...from, from: edit, model: app.model, level: app.level, values: cellsOf(from).map((cell) => edit.tokens[placeOf(cell)]) };
     announce(`${clipboard.values.length} tokens copied`);
     refresh();
   }
 
   /** Pairs that put the copied tokens with their corner at a place; tokens beyond the edge are left out. */
   function pasted(at) {
-    const { rows, columns } = app.encoding;
+    const { rows, columns } = app.grid;
     return clipboard.values.map((value, i) => [{ row: at.top + Math.floor(i / clipboard.columns), column: at.left + (i % clipboard.columns) }, value])
       .filter(([cell]) => cell.row < rows && cell.column < columns)
       .map(([cell, value]) => [placeOf(cell), value]);
@@ -176,6 +182,7 @@ export function editPane(section) {
     const at = target();
     if (!clipboard) return complain("Copy a token or a region first.");
     if (clipboard.model !== app.model) return complain("The copied tokens are of another model, whose codes mean other things.");
+    if (app.stageOf(clipboard.level) !== app.stageOf()) return complain(OTHER_STAGE);
     if (!at) return complain("Choose the place to paste at: a token, or the corner of a region.");
     apply(pasted(at));
   }
@@ -185,8 +192,9 @@ export function editPane(section) {
     const at = target();
     if (!clipboard || clipboard.from !== edit) return complain("Copy a region of this picture first, then choose where to swap it.");
     if (!at) return complain("Choose the place to swap with: a token, or the corner of a region.");
-    const other = { ...clipboard, top: at.top, left: at.left };
-    if (other.top + other.rows > app.encoding.rows || other.left + other.columns > app.encoding.columns) {
+    if (app.stageOf(clipboard.level) !== app.stageOf()) return complain(OTHER_STAGE);
+    const other = { ...clipboard, top: at.top, left: at.left, level: app.level };
+    if (other.top + other.rows > app.grid.rows || other.left + other.columns > app.grid.columns) {
       return complain("There is no room for the copied region here: choose a place further from the edge.");
     }
     const [here, there] = [cellsOf(clipboard).map(placeOf), cellsOf(other).map(placeOf)];
@@ -234,16 +242,20 @@ export function editPane(section) {
 
   const requestOf = ({ model, rows, columns }, values) => ({ model, shape: [rows, columns], tokens: Array.from(values) });
 
-  /** The smallest rectangle with all tokens that differ from those of the picture; null if none does. */
-  function rectangleOf({ shown, columns, stages }, values) {
+  /** The smallest rectangle of the finest grid with all tokens that differ from those of the picture; null if none does. */
+  function rectangleOf({ shown, rows, columns, grids }, values) {
     let [top, left, bottom, right] = [Infinity, Infinity, 0, 0];
-    values.forEach((value, place) => {
-      if (value === shown[place]) return;
-      const cell = Math.floor(place / stages);
-      const [row, column] = [Math.floor(cell / columns), cell % columns];
-      [top, left, bottom, right] = [Math.min(top, row), Math.min(left, column), Math.max(bottom, row + 1), Math.max(right, column + 1)];
-    });
-    return bottom ? [top, left, bottom, right] : null;
+    for (const grid of grids) {
+      const before = codesIn(grid, shown);
+      const [down, across] = [rows / grid.rows, columns / grid.columns];
+      codesIn(grid, values).forEach((value, i) => {
+        if (value === before[i]) return;
+        const [row, column] = [Math.floor(i / grid.columns), i % grid.columns];
+        [top, left] = [Math.min(top, Math.floor(row * down)), Math.min(left, Math.floor(column * across))];
+        [bottom, right] = [Math.max(bottom, Math.ceil((row + 1) * down)), Math.max(right, Math.ceil((column + 1) * across))];
+      });
+    }
+    return bottom ? [top, left, Math.min(bottom, rows), Math.min(right, columns)] : null;
   }
 
   /** Put the pixels that were decoded again in their place. */
@@ -258,6 +270,7 @@ export function editPane(section) {
 
   /** The picture in grey, with what differs from the one before all edits in orange. */
   function showDifference() {
+    if (!app.encoding) return;
     const { width, height } = app.encoding;
     const [a, b] = [app.encoding.decoded, edit.pixels];
     const pixels = new Uint8ClampedArray(width * height * 4);
@@ -300,7 +313,7 @@ export function editPane(section) {
     try {
       const answer = await withProgress(postFile(`/api/token-file?model=${app.model}`, file));
       const packet = unpack(await answer.arrayBuffer());
-      const [rows, columns] = packet.shapes.tokens;
+      const { rows, columns } = packet.meta.grids.at(-1);
       if (rows !== app.encoding.rows || columns !== app.encoding.columns) {
         return complain(`${file.name} has ${columns} × ${rows} tokens, and this picture ${app.encoding.columns} × ${app.encoding.rows}: choose a picture and a size with as many.`);
       }
@@ -324,7 +337,7 @@ export function editPane(section) {
 
   function refresh() {
     if (!edit || !app.encoding) return;
-    edit.map = tokenMap(app.encoding, edit.tokens, app.stage, kind.value, app.codebook);
+    edit.map = tokenMap(app.encoding, edit.tokens, app.level, kind.value, app.codebook);
     undoButton.disabled = !edit.done.length;
     redoButton.disabled = !edit.undone.length;
     pasteButton.disabled = !clipboard;
@@ -351,9 +364,9 @@ export function editPane(section) {
     const key = `${app.model}/${app.picture}/${app.size}`;
     if (!states.has(key)) {
       const picture = canvasOf(encoding.decoded, encoding.width, encoding.height);
-      const { rows, columns, stages } = encoding;
+      const { rows, columns, grids } = encoding;
       states.set(key, {
-        model: app.model, rows, columns, stages, picture, done: [], undone: [],
+        model: app.model, rows, columns, grids, picture, done: [], undone: [],
         tokens: Uint32Array.from(encoding.tokens),
         shown: encoding.tokens, // those that `picture` and `pixels` show
         pixels: Uint8Array.from(encoding.decoded),
@@ -361,7 +374,9 @@ export function editPane(section) {
     }
     edit = states.get(key);
     region = anchor = null;
-    const [size, grid] = [[encoding.width, encoding.height], [encoding.rows, encoding.columns]];
+    const [size, grid] = [[encoding.width, encoding.height], [app.grid.rows, app.grid.columns]];
+    small.element.querySelector("b").textContent = app.levels > 1 ? `Tokens on ${app.levelWord} ${app.level + 1}` : "Tokens";
+    showNote();
     views[0].show(size, grid, [source(() => edit.picture), chosen]);
     views[1].show(size, grid, [source(() => edit.map), sameCode(tokens, { dim: false }), numbersOf(tokens), chosen]);
     views[2].show(size, grid, [source(() => edit.difference), chosen]);
@@ -384,7 +399,7 @@ export function editPane(section) {
     }
   });
   kind.addEventListener("change", refresh);
-  app.on("encoding", openEdit);
+  app.on("encoding level", openEdit);
   app.on("codebook", refresh);
   app.on("choice", () => zoom.reset());
   app.on("look", () => views.forEach((view) => view.draw()));

@@ -104,18 +104,22 @@ function prepareChoices() {
   const { models, sizes } = app.state;
   const model = byId("model");
   models.forEach((about, i) => model.append(make("option", { value: i, text: `${about.name} (${about.quantizer}, ${number(about.codes)} codes)` })));
-  model.addEventListener("change", () => { app.choose({ model: Number(model.value) }); showStages(); });
+  model.addEventListener("change", () => { app.choose({ model: Number(model.value) }); showLevels(); });
   const size = byId("size");
   sizes.forEach((side) => size.append(make("option", { value: side, text: `${side} px` })));
   size.value = app.size;
   size.addEventListener("change", () => app.choose({ size: Number(size.value) }));
-  const stage = byId("stage");
-  stage.addEventListener("change", () => app.choose({ stage: Number(stage.value) }));
-  function showStages() {
-    stage.replaceChildren(...Array.from({ length: app.about.stages }, (_, i) => make("option", { value: i, text: String(i + 1) })));
-    byId("stage-choice").hidden = app.about.stages === 1;
+  const level = byId("level");
+  level.addEventListener("change", () => app.chooseLevel(Number(level.value)));
+  function showLevels() {
+    const size = (grid) => (app.about.scales && grid ? `: ${grid.columns} × ${grid.rows}` : "");
+    level.replaceChildren(...Array.from({ length: app.levels }, (_, i) => make("option", { value: i, text: `${i + 1}${size(app.encoding?.grids[i])}` })));
+    level.value = app.level;
+    byId("level-word").textContent = app.about.scales ? "Scale" : "Stage";
+    byId("level-choice").hidden = app.levels === 1;
   }
-  showStages();
+  app.on("encoding level", showLevels);
+  showLevels();
   byId("help-button").addEventListener("click", () => byId("help").showModal());
   addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !byId("help").open) { app.kept = null; app.mark([]); }
@@ -137,6 +141,7 @@ async function begin() {
   }
   document.title = `${app.state.models.map(({ name }) => name).join(", ")} · lgq view`;
   app.size = app.state.sizes.includes(256) ? 256 : app.state.sizes[0];
+  app.level = app.firstLevel;
   for (const [name, makePane] of Object.entries(MAKERS)) {
     panes[name] = makePane(byId(name));
     if (!panes[name]) byId(`tab-${name}`).remove();

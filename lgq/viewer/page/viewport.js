@@ -63,6 +63,7 @@ export class Viewport {
 
   /** size: width and height in pixels; grid: rows and columns of tokens. */
   show(size, grid, layers) {
+    if (String(grid) !== String(this.grid)) this.cursor = null;
     Object.assign(this, { size, grid, layers });
     this.draw();
   }
@@ -148,9 +149,10 @@ export class Viewport {
     this.onCell(cell);
   }
 
-  /** Show the cursor of another viewport here. */
-  follow(cell) {
-    this.cursor = cell;
+  /** Show the cursor of another viewport here, at the same place of the picture; grid: of the other. */
+  follow(cell, [rows, columns] = this.grid) {
+    const at = (i, from, to) => Math.floor(((i + 0.5) * to) / from);
+    this.cursor = cell && { row: at(cell.row, rows, this.grid[0]), column: at(cell.column, columns, this.grid[1]) };
     this.draw();
   }
 
