@@ -57,9 +57,12 @@ class Reconstruct(Computes):
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, photo-f8, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Image files, and folders of images; each image keeps its size."""
+    """Image files, and folders of images."""
     out: Path
     """Directory for the pictures."""
+    image_size: int | None = None
+    """Side to which the centre square of each image is resized, in pixels; by default images keep their
+    size."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
@@ -158,7 +161,7 @@ def _duration(seconds: float) -> str:
 
 
 def _left_out(done: Reconstructions) -> str:
-    return f"; {len(done.broken):,} could not be read" if done.broken else ""
+    return f"; {len(done.broken):,} skipped" if done.broken else ""
 
 
 def _table(done: Reconstructions, out: Path) -> Table:

@@ -14,6 +14,7 @@ from PIL import Image
 from lgq import Tokenizer
 from lgq.data.tokens import TokenDataset
 from lgq.runs import tokenizer_names
+from lgq.tokenizer import _MOST_POSITIONS
 from lgq.training.journal import read_records
 
 LARGER = ["--image-size", "32"]
@@ -120,7 +121,7 @@ def test_reconstructions_stand_beside_their_images(run, photos, tmp_path, capsys
     printed = capsys.readouterr()
     assert size(tmp_path / "out" / "0-reconstructed.png") == (60, 20)
     assert printed.out.count("-reconstructed.png") == 3
-    assert "1 could not be read" in " ".join(printed.out.split())
+    assert "1 skipped" in " ".join(printed.out.split())
     assert "broken.jpg" in printed.err
 
 
@@ -130,6 +131,16 @@ def test_a_folder_stands_for_its_images(run, photos, tmp_path, capsys):
     shutil.copy(photos / "1.png", tmp_path / "0.png")
     lgq("reconstruct", run, photos, tmp_path / "0.png", "--out", tmp_path / "out")
     pictures = sorted(
+def test_reconstructions_have_the_size_that_is_asked_for(run, photos, tmp_path, capsys, monkeypatch):
+    lgq("reconstruct", run, photos / "0.png", "--out", tmp_path / "out", "--image-size", "12")
+    assert size(tmp_path / "out" / "0-reconstructed.png") == (24, 12)
+    monkeypatch.setitem(_MOST_POSITIONS, "cpu", 36)
+    line = mistake(capsys, "reconstruct", run, photos / "0.png", "--out", tmp_path / "out")
+    assert "30 x 20 pixels are too many for the attention" in line
+    assert "give a smaller --image-size, or take" in line
+    assert "12 x 12" in mistake(capsys, "encode", run, "--data", photos, "--out", tmp_path / "x")
+
+
         path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")
     )
     single = [f"{i}-reconstructed.png" for i in range(3)]
