@@ -123,10 +123,11 @@ class Encode(Computes):
 class Decode(Computes):
     """Decode a directory of tokens into PNG files; the same command continues after a stop."""
 
-    tokenizer: Run
-    """The tokenizer that made the tokens: a run directory, or whatever `encode` was given."""
-    tokens: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TOKENS")]
-    """Directory that `lgq encode` wrote."""
+    tokenizer: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")]
+    """The tokenizer that made the tokens: a run directory, or whatever `encode` was given; by default the
+    copy inside of TOKENS."""
+    tokens: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="TOKENS")] = None
+    """Directory that `lgq encode` wrote, with the default tokenizer."""
     out: Path
     """Directory for the images."""
     batch_size: int = 32
@@ -135,8 +136,11 @@ class Decode(Computes):
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
+        options = vars(self)
+        if self.tokens is None:  # the parser takes a single word for the first
+            options = options | {"tokenizer": None, "tokens": self.tokenizer}
         with progress_of("decoding") as report:
-            count = decode(**vars(self), on_progress=report)
+            count = decode(**options, on_progress=report)
         say(f"{count:,} images: {self.out}")
         return 0
 

@@ -94,6 +94,7 @@ MISTAKES = [
     ("one that save_pretrained wrote, photo-f8 or owner", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
+    ("empty", "decode empty"),
     *(
         ("is a generator, and this needs a tokenizer", words)
         for source in ("generator", "generator/best")

@@ -141,7 +141,7 @@ export function imagePane(section) {
       const { lpips: value, reason } = await getJson(`/api/lpips?model=${app.model}&picture=${app.picture}&size=${app.size}`);
       if (encoding === app.encoding) showLpips(value, reason);
     } catch (error) {
-      if (encoding === app.encoding) showLpips(null, isSaved ? "not measured" : error.message);
+      if (encoding === app.encoding) showLpips(null, isSaved ? "not in a saved page; lgq view measures it" : error.message);
     }
   }
 
