@@ -22,7 +22,7 @@ import torch
 
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
-from lgq.data.images import Subset, random_subset
+from lgq.data.images import SUFFIXES, Subset, random_subset
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
 from lgq.errors import LGQError
@@ -61,6 +61,8 @@ Source = str | Path | Tokenizer | MaskGIT
 Draw = Callable[[], dict[str, bytes]]
 
 _EXTREME_SIDE = 160
+_FILE_SUFFIXES = (*SUFFIXES, ".json", ".jsonl", ".csv", ".txt", ".md", ".html", ".npz")
+"""Endings of names that nobody means for a directory."""
 _TOKENIZER_OPTIONS = ("image_size", "geometry")
 _DRAWING_OPTIONS = ("samples", "sampling_seeds", *vars(DEFAULT_SAMPLING))
 _TOKENS_OPTIONS = ("masked_images", "train_tokens")
@@ -144,7 +146,7 @@ def evaluate(
     weights: weights of a run.
     device: where to compute, the words of `--device`; with "auto", a model stays on its device.
     out: directory for the record (results.jsonl) and pictures; None for RUN/evaluation, or for no files if
-        `source` is a model.
+        `source` is no directory: a model, `photo-f8`, or a name on the Hub.
     on_progress: called with images done and in all, from 0 again for each part of the work.
     """
     given = _given_options(locals())
@@ -213,15 +215,15 @@ def _origin(source: Source, weights: WeightsChoice, given: dict[str, Any]) -> di
 def _output_directory(source: Source, out: str | Path | None) -> Path | None:
     if out is not None:
         directory = Path(out)
-    elif isinstance(source, Tokenizer | MaskGIT):
+        if directory.suffix.lower() in _FILE_SUFFIXES and not directory.is_dir():
+            raise LGQError(
+                f"`out` is a directory, for the record ({RESULTS}) and pictures, got {out}: give a name "
+                f"without {directory.suffix}; `as_json` prints the record, for a file of your own."
+            )
+    elif isinstance(source, Tokenizer | MaskGIT) or not Path(source).is_dir():
         return None
-    elif Path(source).is_dir():
-        directory = run_directory_of(source) / "evaluation"
     else:
-        raise LGQError(
-            f"there is no directory {source}: a model of the package or on the Hub needs `out`, for its "
-            "record."
-        )
+        directory = run_directory_of(source) / "evaluation"
     require_writable(directory)
     return directory
 

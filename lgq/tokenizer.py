@@ -12,7 +12,8 @@ b = images, h w = height and width, of images in pixels and of tokens in tokens.
     tokenizer = load_tokenizer("photo-f8")           # a run directory too, or what comes with the package
 
 Images in tensors are RGB and float in [-1, 1], of any size that f divides. Tokenizers whose backbone is local
-(`Backbone.reach`) encode and decode large images in tiles, with the same result and in bounded memory.
+(`Backbone.reach`) encode and decode large images in tiles, with the same result and in bounded memory. Those
+with attention refuse images for which it would take hours (`ImageTooLargeError`).
 """
 
 import inspect
@@ -36,7 +37,7 @@ from lgq.checks import (
 )
 from lgq.config import from_json, to_json
 from lgq.data.images import ImageSource, to_rgb
-from lgq.data.transforms import cropped_to_multiple, to_picture, to_tensor
+from lgq.data.transforms import centre_square, cropped_to_multiple, to_picture, to_tensor
 from lgq.distributed import resolve_device
 from lgq.errors import LGQError
 from lgq.files import WeightsChoice
@@ -69,6 +70,14 @@ _PAPER = Backbone()
 _MOST_STAGES = 1_000  # so that no config.json can ask for an endless network
 _TILE_BYTES = 2**26
 """Largest size of the features of one layer; a network keeps a few layers at once."""
+_MOST_POSITIONS = {"cpu": 2**16}
+_MOST_POSITIONS_ELSEWHERE = 2**19
+"""Most positions of an attention layer by type of device: one or two minutes on a CPU core, as the time grows
+with their square."""
+
+
+class ImageTooLargeError(LGQError):
+    """An image that attention cannot compute in a reasonable time."""
 
 
 class Tokenized(NamedTuple):
@@ -219,6 +228,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         require_image_values(images)
         self.encoder.require_fitting(images)
         b, _, height, width = images.shape
+        self._require_few_positions(height // self.factor, width // self.factor)
         side = self._tile_side(b, height // self.factor, width // self.factor)
         if side is None:
             return self.quantizer.encode(self._latents(images))
@@ -242,7 +252,9 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             if tokens.ndim != 2:
                 shape = tuple(tokens.shape)
                 raise LGQError(f"tokens must have shape (b, tokens of all scales), got {shape}.")
-            return self._images(self.quantizer.decode(tokens.long(), grid)).clamp(-1, 1)
+            codes = self.quantizer.decode(tokens.long(), grid)
+            self._require_few_positions(*codes.shape[2:])
+            return self._images(codes).clamp(-1, 1)
         axes = "(b, h, w)" if self.stages == 1 else f"(b, h, w, 1 to {self.stages} stages)"
         shape, dims = tuple(tokens.shape), 3 if self.stages == 1 else 4
         if len(shape) != dims or 0 in shape[1:] or (dims == 4 and shape[3] > self.stages):
@@ -251,6 +263,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         codes = self.quantizer.decode(tokens.long())
         b, _, h, w = codes.shape
+        self._require_few_positions(h, w)
         if (side := self._tile_side(b, h, w)) is None:
             return self._images(codes).clamp_(-1, 1)
         halo = self.backbone.reach or 0
@@ -272,14 +285,19 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         part, pixels = self.decode(tokens[(slice(None), *tile.padded)]), tile.scaled(self.factor)
         return part[(..., *pixels.inner)], pixels.core
 
-    def encode_image(self, image: ImageSource) -> Int64[Tensor, "1 *tokens"]:
+    def encode_image(
+        self, image: ImageSource, *, image_size: int | None = None
+    ) -> Int64[Tensor, "1 *tokens"]:
         """Return the tokens of one image, on the device of the tokenizer.
 
         image: a file, its bytes, a PIL image, or an array of shape (h, w), (h, w, 3) or (h, w, 4) of uint8,
             uint16 or floats in [0, 1]. It is turned upright, and what is transparent becomes white.
-
-        The image keeps its size, except for up to f - 1 rows and columns at the borders, as f must divide it.
+        image_size: side to which the centre square of the image is resized. None keeps its size, except for
+            up to f - 1 rows and columns at the borders, as f must divide it.
         """
+        if image_size is not None:
+            square = centre_square(image, self.resolve_image_size(image_size))
+            return self.encode(square[None].to(self.device))
         name = str(image) if isinstance(image, str | Path) else "the image"
         pixels = to_tensor(cropped_to_multiple(to_rgb(image), self.factor, name))
         return self.encode(pixels[None].to(self.device))
@@ -305,7 +323,12 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             raise LGQError("this tokenizer does not say for which images it is: give `image_size` in pixels.")
         if size < 1 or size % self.factor:
             raise LGQError(f"`image_size` must be a multiple of f = {self.factor}, got {size}.")
+        self._require_few_positions(size // self.factor, size // self.factor)
         return size
+
+    def attention_positions(self, h: int, w: int) -> int:
+        """Return the positions of the largest attention layer for a grid of tokens; 0 without attention."""
+        return h * w * self.backbone.attention_per_token
 
     def anneal(self, progress: float) -> None:
         """Anneal the quantizer to `progress` of training, from 0 to 1."""
@@ -388,6 +411,21 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if not (self.training and self._has_trained):
             require_image_values(images)
         self._has_trained = self._has_trained or self.training
+
+    def _require_few_positions(self, h: int, w: int) -> None:
+        """Refuse a grid of tokens over whose image attention would take hours."""
+        if is_jit_traced() or torch.compiler.is_compiling():
+            return
+        device, positions = self.device.type, self.attention_positions(h, w)
+        most = _MOST_POSITIONS.get(device, _MOST_POSITIONS_ELSEWHERE)
+        if positions > most:
+            side = math.isqrt(most // self.backbone.attention_per_token) * self.factor
+            raise ImageTooLargeError(
+                f"{w * self.factor:,} x {h * self.factor:,} pixels are too many for the attention of this "
+                f"tokenizer: {positions:,} positions, and at most {most:,} on {device}, as {side:,} x "
+                f"{side:,} pixels have; give a smaller `image_size`, or take a tokenizer whose networks are "
+                "local, such as photo-f8 or that of a photo-* run."
+            )
 
     def _tile_side(self, b: int, h: int, w: int) -> int | None:
         """Return the side of tiles for a grid of tokens whose features would take much memory, else None.

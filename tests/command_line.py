@@ -23,14 +23,18 @@ def lgq(*arguments: object) -> None:
     main([str(argument) for argument in arguments])
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Run a command that must end with exit code 2 and a line about the mistake; return that line."""
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: object, lines: int | None = None) -> str:
+    """Run a command that must end with exit code 2 and a line about the mistake; return that line.
+
+    lines: number of lines that it may print; None for any.
+    """
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         lgq(*arguments)
     printed = capsys.readouterr()
-    lines = printed.err.strip().splitlines()
+    told = printed.err.strip().splitlines()
     assert (stop.value.code, printed.out) == (2, ""), printed
-    assert lines[-1].startswith("lgq: "), lines
-    assert all(line.startswith("lgq: ") for line in lines), lines
-    return lines[-1]
+    assert told[-1].startswith("lgq: "), told
+    assert all(line.startswith("lgq: ") for line in told), told
+    assert lines in (None, len(told)), told
+    return told[-1]

@@ -24,9 +24,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 TRAINING, CLI = ROOT / "docs" / "training.md", ROOT / "docs" / "cli.md"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 SMALL = ["--vectors", "64", "--sizes", "32", "--repeats", "1"]
-TINY = ["--image-size", "32", "--backbone.widths", "8", "8", "--backbone.groups", "4", "--batch-size", "2"]
-TINY += ["--workers", "0", "--steps", "2", "--schedule.warmup-steps", "0", "--codebook-size", "64"]
-TINY += ["--loss.lpips", "0"]
+FEW_STEPS = ["--image-size", "32", "--batch-size", "2", "--workers", "0", "--steps", "2"]
+FEW_STEPS += ["--schedule.warmup-steps", "0", "--loss.lpips", "0"]
+TINY = [*FEW_STEPS, "--backbone.widths", "8", "8", "--backbone.groups", "4", "--codebook-size", "64"]
 TINY_GENERATOR = ["--transformer.layers", "1", "--transformer.width", "8", "--transformer.heads", "1"]
 TINY_GENERATOR += ["--batch-size", "2", "--steps", "2", "--schedule.warmup-steps", "0"]
 GENERATED = ["--samples", "4", "--sampling-seeds", "0", "--workers", "0", "--steps", "2"]
@@ -50,6 +50,7 @@ LONG = {
     "sample runs/generator --out grid.png": ["--classes", "image", "--count", "2", "--steps", "2"],
     "sample": ["--count", "2", "--steps", "2"],
     "train-generator": TINY_GENERATOR,
+    "train photo-lgq --data photos --out runs/photos --start-from": FEW_STEPS,
     "train pocket-fsq --data photos --out runs/grid": [*TINY, "--codebook-size", "1000"],
     "train": TINY,
 }
@@ -112,7 +113,7 @@ def test_python_of_a_page_runs(page, user, capsys, registered_quantizers):
         if ".pretrained()" in code:
             skip_without(*weights.FETCHABLE)
         # Runs of a few steps stand for those that take hours.
-        short = re.sub(r'\brun\("pocket(-\w+)?"', r'run("smoke\1"', code)
+        short = re.sub(r'\brun\("(?:pocket|photo)(-\w+)?"', r'run("smoke\1"', code)
         exec(compile(short, str(page), "exec"), {})
 
 

@@ -1,5 +1,6 @@
 """Large images are encoded and decoded in tiles, with the result of the whole image and bounded features."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,15 +9,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lgq.data.images import DataError, to_rgb
+from lgq.inference.encode import encode
 from lgq.inference.reconstruct import reconstruct
 from lgq.models.autoencoder import Backbone
-from lgq.tokenizer import Tokenizer
+from lgq.models.vqgan import VQGANBackbone
+from lgq.tokenizer import _MOST_POSITIONS, ImageTooLargeError, Tokenizer
 
 LOCAL = Backbone(
     patch=2, widths=(4, 8), blocks=1, groups=4, attention_heads=0, latent_channels=4, latent_groups=2,
     norm="layer",
 )  # fmt: skip
 BYTES = 2**13
+ATTENDING = replace(LOCAL, attention_heads=2)
+TOO_LARGE = (
+    r"44 x 80 pixels are too many for the attention of this tokenizer: 220 positions, and at most 100 on "
+    r"cpu, as 40 x 40 pixels have; give a smaller `image_size`, or take .* photo-f8 or that of a "
+    r"photo-\* run\."
+)
 
 
 @pytest.fixture
@@ -117,3 +127,76 @@ def test_a_reconstruction_has_the_size_of_its_image(size, tmp_path):
     assert np.array_equal(picture[:, : size[1]], pixels)
     error = (picture[:, size[1] :].astype(float) - pixels) / 255
     assert done.psnr == pytest.approx(-10 * np.log10(np.square(error).mean()), abs=0.05)
+
+
+@pytest.fixture
+def _few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_MOST_POSITIONS, "cpu", 100)
+
+
+@pytest.mark.usefixtures("_few_positions")
+def test_attention_refuses_images_with_too_many_positions(tmp_path):
+    tokenizer, picture = build(ATTENDING), Image.new("RGB", (45, 81))
+    with pytest.raises(ImageTooLargeError, match=TOO_LARGE):
+        tokenizer.encode(torch.zeros(1, 3, 80, 44))
+    with pytest.raises(ImageTooLargeError, match=TOO_LARGE):
+        tokenizer.decode(torch.zeros(1, 20, 11, dtype=torch.int64))
+    with pytest.raises(ImageTooLargeError, match=TOO_LARGE):
+        tokenizer.encode_image(picture)
+    assert tokenizer.encode_image(picture, image_size=40).shape == (1, 10, 10)
+    assert build().encode_image(picture).shape == (1, 20, 11)
+    picture.save(tmp_path / "a.png")
+    with pytest.raises(ImageTooLargeError, match="44 x 44 pixels"):
+        encode(tokenizer, tmp_path / "a.png", tmp_path / "tokens", image_size=44)
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_the_bound_of_attention_is_a_million_pixels_at_f_4_on_a_cpu_and_more_elsewhere():
+    tokenizer = build(ATTENDING)
+    assert tokenizer.resolve_image_size(1024) == 1024
+    with pytest.raises(ImageTooLargeError, match="at most 65,536 on cpu, as 1,024 x 1,024 pixels have"):
+        tokenizer.resolve_image_size(1028)
+    assert tokenizer.to("meta").resolve_image_size(2560) == 2560
+
+
+@pytest.mark.parametrize(
+    ("backbone", "positions"),
+    [
+        (LOCAL, 0),
+        (ATTENDING, 6),
+        (VQGANBackbone(), 6),
+        (VQGANBackbone(attention_levels=(2, 4)), 6 * 16),
+        (VQGANBackbone(attention_levels=(), middle_attention=False), 0),
+    ],
+)
+def test_the_largest_attention_layer_counts(backbone, positions):
+    assert backbone.attention_per_token * 6 == positions
+
+
+@pytest.mark.usefixtures("_few_positions")
+def test_reconstruct_skips_what_is_too_large_and_does_the_rest(tmp_path, caplog):
+    for name, size in {"a": (44, 80), "b": (40, 40)}.items():
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    large, small = tmp_path / "a.png", tmp_path / "b.png"
+    calls = []
+    result = reconstruct(
+        build(ATTENDING), [large, small], tmp_path / "out", on_progress=lambda *call: calls.append(call)
+    )
+    assert [image.path for image in result.images] == [small]
+    assert re.fullmatch(TOO_LARGE, result.broken[str(large)])
+    assert f"{large} is skipped: 44 x 80 pixels" in caplog.text
+    assert calls == [(0, 2), (1, 2), (2, 2)]
+    with pytest.raises(ImageTooLargeError, match=TOO_LARGE):
+        reconstruct(build(ATTENDING), large, tmp_path / "out")
+    with pytest.raises(DataError, match=r"none of 2 images can be reconstructed, such as .*a\.png \(44 x 80"):
+        reconstruct(build(ATTENDING), [large, large], tmp_path / "out")
+    (square,) = reconstruct(build(ATTENDING), large, tmp_path / "out", image_size=16).images
+    assert to_rgb(square.file).size == (32, 16)
+
+
+def test_reconstruct_says_that_attention_over_a_large_image_takes_a_while(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("lgq.inference.reconstruct._MANY_POSITIONS", 99)
+    Image.new("RGB", (39, 40)).save(tmp_path / "a.png")
+    with caplog.at_level("INFO", "lgq"):
+        reconstruct(build(ATTENDING), tmp_path / "a.png", tmp_path / "out")
+    assert "a.png: attention over all of its 39 x 40 pixels takes a while" in caplog.text

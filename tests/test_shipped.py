@@ -18,7 +18,6 @@ from lgq.cli import main
 from lgq.data import FolderDataset, to_tensor
 from lgq.data.images import to_rgb
 from lgq.data.photographs import photograph_pixels
-from lgq.errors import LGQError
 from lgq.hub import SHIPPED, PretrainedError, find_file, run_settings, shipped_models
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reconstruction import psnr
@@ -114,10 +113,6 @@ def test_commands_take_the_name(tmp_path, monkeypatch):
     assert to_rgb("decoded/a.png").size == (16, 16)
     main(["evaluate", NAME, "--data", "a.png", "--out", "record", "--image-size", "32", "--workers", "0"])
     assert NAME in Path("record/results.jsonl").read_text()
-    with pytest.raises(
-        LGQError, match=r"there is no directory photo-f8: a model of the package .* needs `out`"
-    ):
-        lgq.evaluate(NAME, data="a.png")
 
 
 # The script that ships a run.

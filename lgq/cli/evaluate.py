@@ -95,7 +95,8 @@ class Evaluate(Computes):
     weights: WeightsChoice = "best"
     """Weights of a run: of the best validation, or of the last checkpoint."""
     out: Path | None = None
-    """Directory for the record and the pictures; default RUN/evaluation."""
+    """Directory for the record and the pictures; default RUN/evaluation, or nothing is written if RUN is no
+    directory."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the record as one JSON object; tables then go to the error output."""
 
@@ -108,7 +109,8 @@ class Evaluate(Computes):
         for reason in dict.fromkeys(record.absent.values()):
             names = [name for name, why in record.absent.items() if why == reason]
             say(f"no {', '.join(names)}: {reason}")
-        say(f"record and pictures: {record.directory}")
+        if record.directory is not None:
+            say(f"record and pictures: {record.directory}")
         if self.as_json and rank() == 0:
             print(record.to_json())
         return 0

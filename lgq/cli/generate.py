@@ -71,11 +71,11 @@ class Inpaint(_Draws):
     """A name that ends in .png: one picture of the image, the masked image and the results. A name without
     ending: a directory of the results, result-00000.png and so on."""
     mask: Path | None = None
-    """An image file of the size of IMAGE, bright where to redraw. A token is redrawn where any pixel of its
-    patch is bright; all other tokens stay."""
+    """An image file of the size of IMAGE, in pixels of the photograph itself, bright where to redraw. A token
+    is redrawn where any pixel of its patch is bright; all other tokens stay."""
     box: Annotated[Box | None, tyro.conf.arg(metavar="LEFT TOP RIGHT BOTTOM")] = None
-    """Instead of a mask, a rectangle in pixels of the generator's square image; RIGHT and BOTTOM are the
-    first pixels outside."""
+    """Instead of a mask, a rectangle in pixels of the generator's square image, not of IMAGE: 0 0 16 32 is
+    the left half of 32 x 32 pixels. RIGHT and BOTTOM are the first pixels outside."""
     label: str | None = None
     """Name or number of the class to draw, the image's own or a different one; required where there are
     several."""

@@ -57,9 +57,12 @@ class Reconstruct(Computes):
     tokenizer: Run
     """A run directory, a directory that `save_pretrained` wrote, photo-f8, or owner/name on the Hub."""
     images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE")]
-    """Image files, and folders of images; each image keeps its size."""
+    """Image files, and folders of images."""
     out: Path
     """Directory for the pictures."""
+    image_size: int | None = None
+    """Side to which the centre square of each image is resized, in pixels; by default images keep their
+    size."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
@@ -120,10 +123,11 @@ class Encode(Computes):
 class Decode(Computes):
     """Decode a directory of tokens into PNG files; the same command continues after a stop."""
 
-    tokenizer: Run
-    """The tokenizer that made the tokens: a run directory, or whatever `encode` was given."""
-    tokens: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="TOKENS")]
-    """Directory that `lgq encode` wrote."""
+    tokenizer: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")]
+    """The tokenizer that made the tokens: a run directory, or whatever `encode` was given; by default the
+    copy inside of TOKENS."""
+    tokens: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="TOKENS")] = None
+    """Directory that `lgq encode` wrote, with the default tokenizer."""
     out: Path
     """Directory for the images."""
     batch_size: int = 32
@@ -132,8 +136,11 @@ class Decode(Computes):
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
+        options = vars(self)
+        if self.tokens is None:  # the parser takes a single word for the first
+            options = options | {"tokenizer": None, "tokens": self.tokenizer}
         with progress_of("decoding") as report:
-            count = decode(**vars(self), on_progress=report)
+            count = decode(**options, on_progress=report)
         say(f"{count:,} images: {self.out}")
         return 0
 
@@ -158,7 +165,7 @@ def _duration(seconds: float) -> str:
 
 
 def _left_out(done: Reconstructions) -> str:
-    return f"; {len(done.broken):,} could not be read" if done.broken else ""
+    return f"; {len(done.broken):,} skipped" if done.broken else ""
 
 
 def _table(done: Reconstructions, out: Path) -> Table:

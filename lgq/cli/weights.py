@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from lgq import weights
 from lgq.cli.console import progress_of, say, show
@@ -18,13 +15,12 @@ class WeightsStatus:
     """List the weights behind LPIPS and FID, which of them are here, and how to get the others."""
 
     def run(self) -> int:
-        table = Table(box=box.SIMPLE_HEAD, caption=Text(f"cache: {weights.cache_directory()}"))
-        for heading in ("weights", "for", "state", "how to get them"):
-            table.add_column(heading, overflow="fold")
+        # Lines and no table, which would break names and commands that are to be copied.
         for name, state in weights.status().items():
             known = weights.SETS[name]
-            table.add_row(name, known.purpose, state, "" if state == "here" else known.command)
-        show(table)
+            way = "" if state == "here" else f": {known.command}"
+            show(f"{name:16}{known.purpose:20}{state}{way}")
+        show(f"cache: {weights.cache_directory()}")
         return 0
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from io import BytesIO
 from math import exp, log, sqrt
+from os.path import expanduser
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from lgq.data.images import BrokenImage, StoredImage
+from lgq.data.images import BrokenImage, ImageSource, StoredImage, read_stored_image, to_rgb
 from lgq.errors import LGQError
 from lgq.random import Stream, random_fractions
 
@@ -91,9 +93,23 @@ def centre_crop(size: tuple[int, int], most: int | None = None) -> Crop:
 def render(stored: StoredImage, crop: Crop, side: int) -> Float[Tensor, "3 s s"]:
     """Decode a crop and resize it to a square, with values in [-1, 1]."""
     image = stored.rgb(shrink=min(crop.width, crop.height) / (_DRAFT_MARGIN * side))
+    return _resized(image, stored.size, crop, side)
+
+
+def centre_square(image: ImageSource, side: int) -> Float[Tensor, "3 s s"]:
+    """Return the centre square of an image, resized and with values in [-1, 1], as of a data set."""
+    if isinstance(image, str | Path):
+        stored = read_stored_image(expanduser(image))
+        return render(stored, centre_crop(stored.size), side)
+    pixels = to_rgb(image)
+    return _resized(pixels, pixels.size, centre_crop(pixels.size), side)
+
+
+def _resized(image: Image.Image, size: tuple[int, int], crop: Crop, side: int) -> Float[Tensor, "3 s s"]:
+    """Resize a crop, in pixels of an image of (width, height) `size`, that is perhaps decoded smaller."""
     # Products before quotients: they are exact, so no edge ends up outside the image.
-    x0, x1 = (x * image.width / stored.size[0] for x in (crop.left, crop.left + crop.width))
-    y0, y1 = (y * image.height / stored.size[1] for y in (crop.top, crop.top + crop.height))
+    x0, x1 = (x * image.width / size[0] for x in (crop.left, crop.left + crop.width))
+    y0, y1 = (y * image.height / size[1] for y in (crop.top, crop.top + crop.height))
     square = image.resize((side, side), Image.Resampling.BICUBIC, box=(x0, y0, x1, y1))
     result = to_tensor(square.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else square)
     return result.flip(0) if crop.exchange else result

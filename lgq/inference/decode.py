@@ -1,6 +1,7 @@
 """Tokens on disk back to images, as `lgq decode` makes them.
 
     decode("runs/photos", "tokens", "decoded")
+    decode(None, "tokens", "decoded")                    # with the copy of the tokenizer inside of tokens
 
 Under torchrun, each process decodes a share.
 """
@@ -16,9 +17,10 @@ from lgq.checks import require_at_least
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png
-from lgq.distributed import rank, wait_for_all, world_size
+from lgq.distributed import join_processes, rank, wait_for_all, world_size
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
+from lgq.inference.encode import tokenizer_of
 from lgq.progress import Progress, unwatched
 
 _DECODED_FROM = "decoded-from.json"
@@ -26,7 +28,7 @@ _DECODED_FROM = "decoded-from.json"
 
 
 def decode(
-    tokenizer: TokenizerSource,
+    tokenizer: TokenizerSource | None,
     tokens: TokenDataset | str | Path,
     out: str | Path,
     *,
@@ -37,14 +39,19 @@ def decode(
 ) -> int:
     """Write the image of each item of a token directory as a PNG; return the number of images.
 
+    tokenizer: the one that made the tokens; None takes the copy that `encode` wrote beside them.
+
     Files have the names of the encoded images, with their folders, and with a number where two would
     share a name. The same call continues an interrupted one. Tokens of another tokenizer are an error, and
     so is an `out` that holds anything else.
     """
     require_at_least(1, batch_size=batch_size)
-    tokenizer = tokenizer_on_device(tokenizer, weights, device)
     dataset = tokens if isinstance(tokens, TokenDataset) else TokenDataset(tokens)
-    dataset.require_fingerprint(tokenizer.fingerprint())
+    if tokenizer is None:
+        tokenizer = tokenizer_of(dataset).to(join_processes(device))
+    else:
+        tokenizer = tokenizer_on_device(tokenizer, weights, device)
+        dataset.require_fingerprint(tokenizer.fingerprint())
     # All names first: damage and bad names are found before anything is written.
     stems = (_stem_inside(dataset[i].name, dataset) for i in range(len(dataset)))
     files = [Path(out, name) for name in distinct_files(stems)]

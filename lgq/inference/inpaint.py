@@ -48,6 +48,11 @@ class Inpainted(NamedTuple):
     mask: Bool[Tensor, "s s"]
     """All pixels of the tokens that were redrawn."""
 
+    def __repr__(self) -> str:
+        count, _, height, width = self.images.shape
+        area = f"{self.mask.float().mean():.0%} redrawn"
+        return f"Inpainted({count} images of {width} x {height} pixels, {area})"
+
 
 def inpaint(
     generator: GeneratorSource,
@@ -71,8 +76,8 @@ def inpaint(
     image: a file, whose centre square is resized to the generator's images, or such a square in [-1, 1].
     out: a name that ends in .png is one picture of the image, the masked image and the results. A name
         without ending is a directory of the results, result-00000.png and so on. None writes nothing.
-    mask: a file of the image's size, bright where it is redrawn, or a mask of the square.
-    box: instead of a mask, a rectangle in pixels of the square.
+    mask: a file in pixels of the image file, bright where it is redrawn, or a mask of the square.
+    box: instead of a mask, a rectangle in pixels of the generator's square image.
     label: name or number of the class; None is enough for a generator of one class.
     keep_decoded: keep the decoder's pixels everywhere. By default the image's own pixels are pasted back
         where the mask is false, with a soft border of f pixels around the mask.

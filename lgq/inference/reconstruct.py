@@ -9,16 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxtyping import Float
+from torch import Tensor
+
 from lgq.data.folder import FileDataset
 from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
-from lgq.data.transforms import padded_to_multiple, to_png, to_tensor
+from lgq.data.transforms import centre_square, padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
 from lgq.progress import Progress, unwatched
+from lgq.tokenizer import ImageTooLargeError, Tokenizer
 
+_MANY_POSITIONS = 2**14
+"""Positions of attention that take so long that the log says so: several seconds on a CPU core."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +52,7 @@ def reconstruct(
     images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
+    image_size: int | None = None,
     weights: WeightsChoice = "best",
     device: Device = "auto",
     on_progress: Progress = unwatched,
@@ -53,11 +60,13 @@ def reconstruct(
     """Write each image beside its reconstruction, as `<name>-reconstructed.png` in a directory.
 
     images: files, and folders that stand for all images below them; pictures of those keep their subfolders.
+    image_size: side to which the centre square of each image is resized; None keeps the size of the images.
 
-    Images keep their size: the last row and column are repeated to a multiple of f, and cut off again in the
+    Without `image_size`, the last row and column are repeated to a multiple of f, and cut off again in the
     result. Tokenizers whose backbone is local (`Backbone.reach`) compute large images in tiles, whose
     borders cannot be told in the result.
-    Files that cannot be read are skipped and listed; if none can be read, it is an error.
+    Files that cannot be read, and images too large for a tokenizer with attention, are skipped and listed; if
+    nothing is left, it is an error.
     """
     if not isinstance(images, str | Path) and not images:
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
@@ -68,25 +77,41 @@ def reconstruct(
         raise DataError(f"{given[0]} does not exist: name image files or folders.")
     files = FileDataset(given)
     tokenizer = tokenizer_on_device(tokenizer, weights, device)
+    side = None if image_size is None else tokenizer.resolve_image_size(image_size)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}
     names = distinct_files(f"{Path(name).with_suffix('')}-reconstructed" for name in files.names)
+    on_progress(0, len(files))
     for number, (path, name) in enumerate(zip(files.paths, names, strict=True), 1):
         try:
-            original = to_tensor(to_rgb(path))[None]
+            original = (to_tensor(to_rgb(path)) if side is None else centre_square(path, side))[None]
+            reconstruction = _reconstruction(tokenizer, original, path)
         except BrokenImage as error:
             broken[error.name] = error.reason
             _log.warning("broken image no. %d: %s", len(broken), error)
+        except ImageTooLargeError as error:
+            if len(files) == 1:
+                raise
+            broken[str(path)] = str(error)
+            _log.warning("%s is skipped: %s", path, error)
         else:
-            height, width = original.shape[2:]
-            padded = padded_to_multiple(original, tokenizer.factor).to(tokenizer.device)
-            grid = (padded.shape[2] // tokenizer.factor, padded.shape[3] // tokenizer.factor)
-            decoded = tokenizer.decode(tokenizer.encode(padded), grid)[..., :height, :width]
-            reconstruction = decoded.to("cpu", original.dtype)
             write_file(Path(out, name), to_png(original[0], reconstruction[0]))
             done.append(ReconstructedImage(path, Path(out, name), psnr(original, reconstruction).item()))
         on_progress(number, len(files))
     if not done:
         name, reason = next(iter(broken.items()))
-        raise DataError(f"none of {len(files)} images can be read, such as {name} ({reason}).")
+        example = f"{name} ({reason.rstrip('.')})"
+        raise DataError(f"none of {len(files)} images can be reconstructed, such as {example}.")
     return Reconstructions(done, broken)
+
+
+def _reconstruction(
+    tokenizer: Tokenizer, original: Float[Tensor, "1 3 h w"], path: Path
+) -> Float[Tensor, "1 3 h w"]:
+    height, width = original.shape[2:]
+    padded = padded_to_multiple(original, tokenizer.factor)
+    grid = (padded.shape[2] // tokenizer.factor, padded.shape[3] // tokenizer.factor)
+    if tokenizer.attention_positions(*grid) > _MANY_POSITIONS:
+        _log.info("%s: attention over all of its %d x %d pixels takes a while", path, width, height)
+    decoded = tokenizer.decode(tokenizer.encode(padded.to(tokenizer.device)), grid)
+    return decoded[..., :height, :width].to("cpu", original.dtype)

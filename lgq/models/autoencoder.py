@@ -91,6 +91,11 @@ class Backbone:
         return math.ceil((self.patch + blocks + sum(sides[:-1])) / self.factor)
 
     @property
+    def attention_per_token(self) -> int:
+        """Positions of the largest attention layer for each token of the image; 0 without attention."""
+        return 1 if self.attention_heads else 0
+
+    @property
     def values_per_pixel(self) -> float:
         """Values per pixel where they are most: the colours of the image, or features of a resolution."""
         sides = (self.patch * 2**level for level in range(len(self.widths)))

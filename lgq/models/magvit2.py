@@ -70,6 +70,11 @@ class MAGVIT2Backbone:
         return None
 
     @property
+    def attention_per_token(self) -> int:
+        """0: it has no attention."""
+        return 0
+
+    @property
     def values_per_pixel(self) -> float:
         """Values per pixel where they are most: the colours of the image, or features of a resolution."""
         features = (width / 4**level for level, width in enumerate(self.widths))

@@ -75,6 +75,13 @@ class VQGANBackbone:
         return None
 
     @property
+    def attention_per_token(self) -> int:
+        """Positions of the largest attention layer for each token of the image; 0 without attention."""
+        last = len(self.widths) - 1
+        levels = (*self.attention_levels, *([last] if self.middle_attention else []))
+        return int(max((4 ** (last - level) for level in levels), default=0))
+
+    @property
     def values_per_pixel(self) -> float:
         """Values per pixel where they are most: the colours of the image, or features of a resolution."""
         return max(3, *(width / 4**level for level, width in enumerate(self.widths)))

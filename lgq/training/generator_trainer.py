@@ -77,9 +77,8 @@ def train_generator(
     trainer = GeneratorTrainer(
         run, training_tokens, validated, decoder, Path(out), start_from=start_from, device=device
     )
-    if val_tokens is None and rank() == 0:
-        _log.warning("no validation tokens: validating on some of the training tokens")
-    return run_loop(trainer, resume)
+    warning = "no validation tokens (`val_tokens`): validating on some of the training tokens"
+    return run_loop(trainer, resume, warning=warning if val_tokens is None else None)
 
 
 def open_tokens(

@@ -127,8 +127,11 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
-    """Train until there is a reason to stop, in the trainer's run directory."""
+def run_loop(trainer: Trainer, resume: Resume = "auto", *, warning: str | None = None) -> Outcome:
+    """Train until there is a reason to stop, in the trainer's run directory.
+
+    warning: logged once it is clear that the run may start or go on.
+    """
     run = trainer.out
     # Before the lock, which makes the directory: a refusal leaves nothing behind.
     require_resumable(run, resume)
@@ -139,6 +142,8 @@ def run_loop(trainer: Trainer, resume: Resume = "auto") -> Outcome:
     ):
         loop = _Loop(trainer)
         loop.resume()
+        if warning is not None and rank() == 0:
+            _log.warning("%s", warning)
         with _journal(trainer, loop.step) if rank() == 0 else nullcontext() as journal:
             loop.note_history(journal)
             return loop.train(journal, stop)

@@ -59,6 +59,8 @@ _VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data",
 """Settings of validations, which may change until there is a score that later ones are compared with."""
 _SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
 """Keywords behind the sections of config.json that have other names."""
+_TOKENS = {"tokens": "tokens", "validation_tokens": "val_tokens"}
+"""Sections of config.json by which a run recognises its tokens, and their keywords."""
 _COUNTS = {"data.images": "images in `data`", "val_data.images": "images in `val_data`"}
 """What facts about the data are called."""
 _MISSING = "nothing"
@@ -99,11 +101,14 @@ def require_same_settings(
         return
     if saved.get("kind") != current.get("kind"):
         raise LGQError(f"{run} holds the run of another kind of model: choose another `out`.")
+    sections = {path.partition(".")[0] for path in differences}
+    if changed := " and ".join(f"`{name}`" for section, name in _TOKENS.items() if section in sections):
+        raise LGQError(f"these are other {changed} than those of {run}: choose another `out`.")
     ways_out = [f"go on with its settings (`config` {run / CONFIG})", "choose another `out` for a new run"]
     if saved.get("backbone") == current.get("backbone"):
         ways_out.append(f"begin that one with the weights of this one (`start_from` {run})")
     raise LGQError(
-        f"{run} was started with other settings: {', '.join(differences)}; {', or '.join(ways_out)}."
+        f"{run} was started with other settings: {', '.join(differences.values())}; {', or '.join(ways_out)}."
     )
 
 
@@ -120,21 +125,24 @@ def notice_run(run: Path, planned: dict[str, Any]) -> None:
     old, new = ({path: settings[path] for path in known} for settings in (before, now))
     if differences := _differences(old, new, validated=False):
         _log.warning(
-            "%s holds a run with other settings, which these cannot continue: %s", run, ", ".join(differences)
+            "%s holds a run with other settings, which these cannot continue: %s",
+            run,
+            ", ".join(differences.values()),
         )
     else:
         _log.info("%s holds a run, which these settings continue", run)
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], *, validated: bool) -> list[str]:
+def _differences(before: dict[str, Any], now: dict[str, Any], *, validated: bool) -> dict[str, str]:
+    """Return by its path each setting that keeps a run from going on, with both values in words."""
     ignored = set(HISTORY_FIELDS if validated else (*HISTORY_FIELDS, *_VALIDATION))
     if before.get("quantizer") != now.get("quantizer"):
         ignored.add("quantizer_options")  # each quantizer has options of its own: its name says it all
-    return [
-        f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
+    return {
+        path: f"{_keyword(path)} (was {before.get(path, _MISSING)!r}, now {now.get(path, _MISSING)!r})"
         for path in sorted((before.keys() | now.keys()) - FREE_SETTINGS)
         if before.get(path, _MISSING) != now.get(path, _MISSING) and path.split(".")[0] not in ignored
-    ]
+    }
 
 
 def _keyword(path: str) -> str:

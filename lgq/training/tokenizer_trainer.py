@@ -6,7 +6,6 @@ Runs of one seed that differ only in the quantizer start from the same encoder a
 crops in the same order.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,6 @@ from lgq.training.watch import (
 
 _COLUMNS = 8  # of the picture, each an image above its reconstruction
 
-_log = logging.getLogger(__name__)
-
 
 def train(
     run: TokenizerRun,
@@ -82,9 +79,8 @@ def train(
     trainer = TokenizerTrainer(
         run, training_data, validation_data, Path(out), start_from=start_from, device=device
     )
-    if val_data is None and rank() == 0:
-        _log.warning("no validation data (`val_data`): validating on images of the training data")
-    return run_loop(trainer, resume)
+    warning = "no validation data (`val_data`): validating on images of the training data"
+    return run_loop(trainer, resume, warning=warning if val_data is None else None)
 
 
 def _opened(data: ImageDataset | str | Path) -> ImageDataset:

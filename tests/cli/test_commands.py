@@ -14,6 +14,7 @@ from PIL import Image
 from lgq import Tokenizer
 from lgq.data.tokens import TokenDataset
 from lgq.runs import tokenizer_names
+from lgq.tokenizer import _MOST_POSITIONS
 from lgq.training.journal import read_records
 
 LARGER = ["--image-size", "32"]
@@ -95,6 +96,12 @@ def test_a_dry_run_says_whether_the_directory_holds_a_run_and_can_continue_it(ru
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_refusal_is_not_preceded_by_other_news(run, capsys):
+    before = ["train", "pocket-lgq", "--data", "sample", "--out", run, *TINY_TOKENIZER]
+    for options in (["--resume", "never"], ["--learning-rate", "1"]):
+        mistake(capsys, *before, *options, lines=1)
+
+
 @pytest.mark.parametrize("name", tokenizer_names())
 def test_every_named_run_can_be_planned(capsys, name, tmp_path):
     lgq("train", name, "--data", "sample", "--out", tmp_path, "--dry-run", *TINY_TOKENIZER, *LARGER)
@@ -120,8 +127,18 @@ def test_reconstructions_stand_beside_their_images(run, photos, tmp_path, capsys
     printed = capsys.readouterr()
     assert size(tmp_path / "out" / "0-reconstructed.png") == (60, 20)
     assert printed.out.count("-reconstructed.png") == 3
-    assert "1 could not be read" in " ".join(printed.out.split())
+    assert "1 skipped" in " ".join(printed.out.split())
     assert "broken.jpg" in printed.err
+
+
+def test_reconstructions_have_the_size_that_is_asked_for(run, photos, tmp_path, capsys, monkeypatch):
+    lgq("reconstruct", run, photos / "0.png", "--out", tmp_path / "out", "--image-size", "12")
+    assert size(tmp_path / "out" / "0-reconstructed.png") == (24, 12)
+    monkeypatch.setitem(_MOST_POSITIONS, "cpu", 36)
+    line = mistake(capsys, "reconstruct", run, photos / "0.png", "--out", tmp_path / "out")
+    assert "30 x 20 pixels are too many for the attention" in line
+    assert "give a smaller --image-size, or take" in line
+    assert "12 x 12" in mistake(capsys, "encode", run, "--data", photos, "--out", tmp_path / "x")
 
 
 def test_a_folder_stands_for_its_images(run, photos, tmp_path, capsys):
@@ -173,6 +190,9 @@ def test_what_is_encoded_is_what_is_decoded(run, photos, tmp_path, capsys):
     assert len(list(tokens.glob("*.safetensors"))) == 2
     assert sorted(path.name for path in images.glob("*.png")) == ["0.png", "1.png", "2.png"]
     assert size(images / "0.png") == (16, 16)
+    lgq("decode", tokens, "--out", tmp_path / "same")
+    for path in images.glob("*.png"):
+        assert (tmp_path / "same" / path.name).read_bytes() == path.read_bytes()
     assert "3 images of 8 x 8 tokens" in capsys.readouterr().err
 
 

@@ -65,6 +65,23 @@ def test_the_command_prints_what_the_library_returns(tokenizer, capsys):
     assert record.draw().keys() == {"best", "median", "worst", "usage", "atlas", "norms", "overlay"}
 
 
+@pytest.mark.usefixtures("no_weights")
+def test_a_model_without_a_directory_is_measured_and_nothing_is_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command("evaluate", "photo-f8", "--data", "sample:held-out", "--images", "2", "--image-size", "32")
+    printed = capsys.readouterr()
+    assert "PSNR" in printed.out
+    assert "record" not in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_a_file_is_refused_where_a_directory_is_meant(tokenizer, tmp_path, capsys):
+    line = mistake(capsys, "evaluate", tokenizer, *IMAGES, "--out", tmp_path / "eval.json")
+    assert "--out is a directory" in line
+    assert "eval.json: give a name without .json; --json prints the record" in line
+    assert not (tmp_path / "eval.json").exists()
+
+
 @pytest.mark.skipif(
     any(weights.status()[name] != "here" for name in ("lpips-vgg16", "inception-fid")),
     reason="needs weights of other networks: lgq weights fetch",
@@ -80,10 +97,12 @@ def test_with_the_weights_every_column_of_the_paper_is_there(tokenizer, capsys):
 @pytest.mark.usefixtures("no_weights")
 def test_the_state_of_the_weights_is_shown_with_the_way_to_have_them(capsys):
     command("weights", "status")
-    printed = " ".join(capsys.readouterr().out.split())
-    for name in weights.SETS:
-        assert name in printed
-    assert "lgq weights fetch" in printed
+    *lines, cache = capsys.readouterr().out.splitlines()
+    assert cache == f"cache: {weights.cache_directory()}"
+    for line, (name, known) in zip(lines, weights.SETS.items(), strict=True):
+        # Whole names and commands, however wide the terminal: they are there to be copied.
+        assert line.startswith(f"{name} ")
+        assert line.endswith(f": {known.command}")
 
 
 @pytest.mark.usefixtures("no_weights")

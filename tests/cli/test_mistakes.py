@@ -89,11 +89,12 @@ MISTAKES = [
     ("download the shards", f"encode run --data {STREAM}"),
     ("there is no directory", "reconstruct gone photo.png"),
     ("gone.png does not exist: name image files or folders.", "reconstruct run gone.png"),
-    ("none of 1 images can be read", "reconstruct run file"),
+    ("none of 1 images can be reconstructed", "reconstruct run file"),
     ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
     ("one that save_pretrained wrote, photo-f8 or owner", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
+    ("empty", "decode empty"),
     *(
         ("is a generator, and this needs a tokenizer", words)
         for source in ("generator", "generator/best")

@@ -334,7 +334,7 @@ def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path,
     assert [image.path.name for image in images] == ["thin.png", "good.png"]
     assert [Path(name).name for name in broken] == ["bad.png", "gone.png"]
     assert list(broken.values())[1] == "No such file or directory"
-    with pytest.raises(DataError, match=r"none of 2 images can be read, such as .*bad\.png"):
+    with pytest.raises(DataError, match=r"none of 2 images can be reconstructed, such as .*bad\.png"):
         reconstruct(tokenizer, paths[1:3], tmp_path / "out")
 
 

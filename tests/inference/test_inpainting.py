@@ -55,6 +55,8 @@ def test_tokens_outside_the_mask_stay_to_the_last_bit(stages):
     assert not torch.equal(result.tokens[0], result.tokens[1])
     assert torch.equal(result.images, maskgit.tokenizer.decode(result.tokens))
     assert torch.equal(result.mask, _box_mask(RIGHT, SIDE))
+    count = len(result.images)
+    assert repr(result) == f"Inpainted({count} images of {SIDE} x {SIDE} pixels, 50% redrawn)"
 
 
 @pytest.mark.parametrize("where", ["box", "mask"])

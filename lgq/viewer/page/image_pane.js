@@ -192,7 +192,7 @@ export function imagePane(section) {
       const { lpips: value, reason } = await getJson(`/api/lpips?${encoding.query}&levels=${used.length}`);
       if (decoded === shown) showLpips(value, reason);
     } catch (error) {
-      if (decoded === shown) showLpips(null, isSaved ? "not measured" : error.message);
+      if (decoded === shown) showLpips(null, isSaved ? "not in a saved page; lgq view measures it" : error.message);
     }
   }
 
