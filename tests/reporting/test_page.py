@@ -234,8 +234,8 @@ def test_a_copy_has_the_weights_of_autoencoders_from_which_rows_to_come_start(tm
     lgq.report(results, tmp_path / "page.html", copy=copy)
     outcome = lgq.experiment("comparison", "smoke", "sample", copy, only=["fsq"], **options)
     (row,) = (row for row in outcome.plan.rows if row.row == "fsq")
-    record, (autoencoder,) = ResultsDirectory(copy).record(row.id), ResultsDirectory(results).records().values()
-    assert record["start"]["fingerprint"] == autoencoder["fingerprint"]
+    (autoencoder,) = ResultsDirectory(results).records().values()
+    assert ResultsDirectory(copy).record(row.id)["start"]["fingerprint"] == autoencoder["fingerprint"]
     assert outcome.new_rows == 1
 
 
