@@ -9,6 +9,8 @@ from lgq.reporting.result_set import ResultSet, RunRecord, flat_settings, is_of_
 
 _BY_OPTION = {"loop.steps", "loop.validate_every", "schedule.warmup_steps", "precision"}
 """Settings that `--steps` and `--precision` choose, so that they say nothing about the protocol."""
+_OF_THE_DATA = {"recordings"}
+"""Settings that name the data of a run, which the protocol of now does not know."""
 
 
 class Changes(NamedTuple):
@@ -51,7 +53,7 @@ def _differences(run: RunRecord, present: dict[str, Any]) -> dict[str, str]:
     different = {
         name: f"{json.dumps(value)}, now {json.dumps(now[name])}"
         for name, value in then.items()
-        if name in now and now[name] != value and not is_of_a_seed(name)
+        if name in now and now[name] != value and not is_of_a_seed(name) and name not in _OF_THE_DATA
     }
     if run.kind == "tokenizer" and bool(run.record.get("start")) != bool(present["start"]):
         places = ("random weights", "the autoencoder of its seed")

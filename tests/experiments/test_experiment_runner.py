@@ -247,8 +247,10 @@ def test_a_signal_stops_the_runner_and_the_same_call_goes_on(owner, name, images
 def test_another_protocol_in_one_directory_is_refused(images, out):
     run_tiny("logits", images, out, only=["l2"])
     sources, longer = sources_of(images), SMOKE.adjusted(steps=6)
+    more_ablation = replace(SMOKE, ablation=SMOKE.adjusted(steps=5).ablation)
     for words, name, scale, given in (
         ("`steps` of logits was 4, now 6", "logits", longer, sources),
+        (r"the steps of ablations \(`steps`\) of logits was 4, now 5", "logits", more_ablation, sources),
         ("`scale` of logits was smoke, now pocket", "cost", named_scale("pocket"), sources),
         (
             "`val_data` of logits was val, now val, which holds other images",

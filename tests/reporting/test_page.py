@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from result_sets import FakeRow, comparison_rows, write_results
+from result_sets import FakeRow, comparison_rows, result_set_of, write_results
 
 import lgq
 from lgq.cli import main, parse
@@ -23,6 +23,7 @@ from lgq.experiments.tables import EXPERIMENTS
 from lgq.plots.palette import colour_of
 from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
+from lgq.reporting.present_protocol import changes_since
 from lgq.reporting.result_set import read_result_set
 
 HOSTILE = '<script>alert("1")</script>'
@@ -417,3 +418,13 @@ def test_a_page_of_the_viewer_beside_the_report_is_linked(results, tmp_path):
     (tmp_path / "view.html").write_text("the page")
     report(results.root, tmp_path / "report.html")
     assert '<a href="view.html">' in (tmp_path / "report.html").read_text()
+
+
+def test_recordings_are_data_and_no_protocol():
+    row = next(row for row in EXPERIMENTS["modality"].rows(SCALES["pocket"]()) if row.label == "FSQ")
+    config = row.task.settings() | {"recordings": "fed1719db188f40f"}
+    results = result_set_of({"modality": [FakeRow("FSQ", config, [{"snr": 2.0}], kind="speech")]})
+    plan = results.plans["modality"]
+    planned = (replace(plan.rows[0], row=row.row),)
+    now = replace(results, plans={"modality": replace(plan, scale="pocket", rows=planned)})
+    assert changes_since(now) is None
