@@ -161,6 +161,7 @@ def report_page(results: ResultSet, *, view: str | None = None) -> str:
         mixed=results.mixed,
         scales=_SCALES,
         changes=changes_since(results),
+        timing_ratio=results.timing_ratio,
         tables=tables,
         columns=columns_of([table for table in tables if table.was_run]),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},

@@ -235,7 +235,10 @@ def test_a_copy_has_the_weights_of_autoencoders_from_which_rows_to_come_start(tm
     lgq.report(results, tmp_path / "page.html", copy=copy)
     outcome = lgq.experiment("comparison", "smoke", "sample", copy, only=["fsq"], **options)
     (row,) = (row for row in outcome.plan.rows if row.row == "fsq")
-    record, (autoencoder,) = ResultsDirectory(copy).record(row.id), ResultsDirectory(results).records().values()
+    record, (autoencoder,) = (
+        ResultsDirectory(copy).record(row.id),
+        ResultsDirectory(results).records().values(),
+    )
     assert record["start"]["fingerprint"] == autoencoder["fingerprint"]
     assert outcome.new_rows == 1
 
@@ -388,7 +391,9 @@ def test_records_of_an_earlier_protocol_are_told_beside_their_commands(tmp_path)
         directory.write_record(
             planned[0].id, record | {"start": {"id": "autoencoder-s0", "fingerprint": "0"}}
         )
-        commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
+        page = report_page(read_result_set(directory.root))
+        assert ("1 of 1 runs were made with an earlier protocol" in page.split("</header>")[0]) == is_told
+        commands = page.split('id="commands"')[1]
         assert ("earlier protocol" in commands) == is_told
         assert ("<code>learning_rate</code>: 123.0, now " in commands) == is_told
         assert ("1 of 1 runs were made with an earlier protocol" in commands) == is_told
@@ -428,3 +433,20 @@ def test_recordings_are_data_and_no_protocol():
     planned = (replace(plan.rows[0], row=row.row),)
     now = replace(results, plans={"modality": replace(plan, scale="pocket", rows=planned)})
     assert changes_since(now) is None
+
+
+def test_timings_of_a_busy_machine_have_a_footnote():
+    rows = [
+        FakeRow(
+            name,
+            {"quantizer": name.lower(), "codebook_size": 16_384},
+            [{"ms": 1.0, "extra_bytes": 1e6, "load": load, "cores": 2.0}],
+            kind="cost",
+        )
+        for name, load in (("LGQ", 9.0), ("FSQ", 0.5))
+    ]
+    table = build_table(result_set_of({"cost": rows}), table_specs()["Table 8"])
+    shown = {row.name: [cell.mean for cell in row.ours] for row in table.rows if row.ours}
+    marks = {name: sum("\N{DAGGER}" in mean for mean in means) for name, means in shown.items()}
+    assert sorted(marks.values())[0] == 0 < sorted(marks.values())[1]
+    assert "\N{DAGGER} timed on a busy machine: it decides no claim" in table.basis
