@@ -90,7 +90,7 @@ def _settings_in_words(run: RunRecord) -> tuple[str, ...]:
         for name in ("codebook_size", "image_size", "steps" if alone else "loop.steps")
     )
     return (
-        f"K = {size:,}" if size else "",
+        f"K = {size:,}" if size and size > 1 else "",
         f"{side} \N{MULTIPLICATION SIGN} {side}" if side else "",
         f"{steps:,} {'generator ' if run.kind == 'generator' else ''}steps" if steps else "",
         f"{run.setting('vectors'):,} vectors per step" if alone else "",

@@ -21,9 +21,9 @@ from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
 from lgq.plots.palette import colour_of
+from lgq.reporting.overview import changes_since
 from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
-from lgq.reporting.present_protocol import changes_since
 from lgq.reporting.result_set import read_result_set
 
 HOSTILE = '<script>alert("1")</script>'
