@@ -23,6 +23,7 @@ import torch
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
 from lgq.data.images import SUFFIXES, Subset, random_subset
+from lgq.data.loader import warn_of_enlarged
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
 from lgq.errors import LGQError
@@ -134,7 +135,8 @@ def evaluate(
         model.
     data: images to reconstruct, or to compare generated images with.
     images: size of a random subset of `data`, the same for every model; None for all.
-    image_size: tokenizer: side of the centre crop; None for that of its run.
+    image_size: tokenizer: side to which the centre crop is brought; None for that of its run. Smaller images
+        are enlarged, with a warning: their size measures them as they are.
     geometry: tokenizer: study the codebook too, with plots by "umap", "pca" or "auto".
     reference: generator: .npz file with mu and sigma, to compare with in place of `data`.
     samples: generator: images to draw with each sampling seed; None for as many as `images`, else 50,000.
@@ -238,6 +240,7 @@ def _evaluate_tokenizer(
     """Return the fields of the record, and the function that draws its pictures."""
     networks = MetricNetworks.available(tokenizer.device)
     evaluation = evaluate_tokenizer(tokenizer, data, networks, image_size=image_size, **loading)
+    warn_of_enlarged(evaluation.sides, image_size, tokenizer.factor)
     study = study_codebook(tokenizer, data, image_size=image_size, **loading) if geometry else None
 
     def draw() -> dict[str, bytes]:

@@ -17,6 +17,7 @@ from lgq.plots.canvas import FAINT, figure_png, panel_figure
 from lgq.reporting import which_quantizer
 from lgq.reporting.charts import band_of, charts_of, over_steps, row_styles
 from lgq.reporting.claims import count_outcomes, decide_claims
+from lgq.reporting.overview import changes_since, what_is_here, what_the_results_show
 from lgq.reporting.page import report
 from lgq.reporting.paper_tables import COLUMNS, build_table, table_specs
 from lgq.reporting.result_set import ResultSet, read_result_set
@@ -50,6 +51,8 @@ def parts_of(results: ResultSet, steps: list[dict[str, Any]]) -> dict[str, str]:
         "cost": f"\n\n{cost_table(steps)}\n",
         "million": million_codes(steps),
         "verdicts": verdicts(results),
+        "contents": f"\n\n{what_is_here(results)}\n\n",
+        "findings": f"\n\n{what_the_results_show(results)}\n\n",
     }
 
 
@@ -62,20 +65,26 @@ def timed_steps(directory: Path = BENCHMARKS) -> list[dict[str, Any]]:
 def headline_table(results: ResultSet) -> str:
     """The comparison in Markdown: mean ± standard deviation over seeds, bold where clearly best."""
     table = build_table(results, table_specs()["Table 2"])
+    if not table.was_run:
+        return "No row is finished yet.\n"
     columns = [COLUMNS[metric] for metric in _HEADLINE_COLUMNS]
     lines = [["quantizer", *(column.heading for column in columns)], ["---", *["---:"] * len(columns)]]
     for row in (row for row in table.rows if row.ours):
         cells = [row.ours[table.spec.columns.index(column)] for column in columns]
         texts = [(f"{cell.mean} {cell.spread}".rstrip(), cell.best) for cell in cells]
         lines.append([row.name, *(f"**{text}**" if best else text for text, best in texts)])
-    return f"{_markdown(lines)}\nMean ± standard deviation; {table.basis}.\n"
+    changes = changes_since(results)
+    earlier = {run.id for run in results.select("comparison")} & set(changes.runs if changes else ())
+    note = "; made with an earlier protocol" if earlier else ""
+    return f"{_markdown(lines)}\nMean ± standard deviation; {table.basis}{note}.\n"
 
 
 def headline_png(results: ResultSet) -> bytes:
     """PSNR, rFID and codes used of the comparison over steps: one line per quantizer, a band over seeds."""
     figure, panels = panel_figure(len(_HEADLINE_CURVES), (3.8, 3.6), columns=len(_HEADLINE_CURVES))
     styles = row_styles(results, "comparison", "")
-    bases = {chart.title: chart.basis for chart in charts_of(results, "comparison").get("", [])}
+    charts = charts_of(results, "comparison") if "comparison" in results.plans else {}
+    bases = {chart.title: chart.basis for chart in charts.get("", [])}
     for panel, metric in zip(panels, _HEADLINE_CURVES, strict=True):
         column, lines = COLUMNS[metric], over_steps(results, "comparison", "", metric)
         for name, curve in lines.items():
@@ -93,7 +102,8 @@ def headline_png(results: ResultSet) -> bytes:
         if metric == "utilization":
             panel.set_ylim(0, 105)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
     return figure_png(figure)
 
 

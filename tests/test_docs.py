@@ -71,7 +71,7 @@ def commands(page: Path) -> list[str]:
 def user(tmp_path, monkeypatch):
     """A directory with the images that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    picture = encoded(Image.new("RGB", (40, 40), (200, 90, 30)), "JPEG")
+    picture = encoded(Image.new("RGB", (64, 64), (200, 90, 30)), "JPEG")
     shard = tar({"0.jpg": picture, "0.cls": b"7"})
     for place in ("photos/cat.jpg", "photos/dog.jpg"):
         Path(place).parent.mkdir(exist_ok=True)

@@ -1,6 +1,7 @@
 """`lgq.evaluate`: the record of a tokenizer or a generator, from a directory or a loaded model."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from cheap_inception import put_pictures, use_cheap_networks
 from fuzz.seeds import BACKBONE
+from PIL import Image
 from process_groups import on_processes
 from token_sets import write_tokens
 
@@ -15,6 +17,7 @@ import lgq
 from lgq import MaskGIT, Sampling, Tokenizer
 from lgq.data import FolderDataset
 from lgq.distributed import world_size
+from lgq.errors import LGQWarning
 from lgq.evaluation import best_median_worst
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore
@@ -173,3 +176,23 @@ SCORES = [ImageScore(i, psnr) for i, psnr in enumerate([20.0, 31.0, torch.inf, 2
 def test_best_median_and_worst_are_ranked_by_psnr(scores, count, expected):
     groups = best_median_worst(scores, count)
     assert {name: [score.number for score in group] for name, group in groups.items()} == expected
+
+
+def test_enlarged_images_are_counted_once_with_the_size_that_enlarges_none(tmp_path):
+    folder = put_pictures(tmp_path / "mixed", 5)
+    with Image.open(folder / "00.png") as small:
+        small.resize((40, 40)).save(folder / "large.png")
+    with pytest.warns(LGQWarning, match="5 of 6 images are smaller than 24 x 24") as warned:
+        record = lgq.evaluate(build(), folder, image_size=24, **FAST)
+    own = [str(warning.message) for warning in warned if "enlarged" in str(warning.message)]
+    assert len(own) == 1
+    assert own[0].endswith("`image_size` 20 enlarges none.")
+    assert (record.fields["enlarged"], record.fields["image_size"]) == (5, 24)
+
+
+def test_images_as_large_as_the_size_raise_no_warning_of_it(photos):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        record = lgq.evaluate(build(), photos, image_size=20, **FAST)
+    assert record.fields["enlarged"] == 0
+    assert not any("enlarged" in str(warning.message) for warning in warned)

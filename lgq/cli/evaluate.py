@@ -70,7 +70,8 @@ class Evaluate(Computes):
     images: int | None = None
     """Number of images of --data to take, a random subset that is the same for every model; default all."""
     image_size: int | None = None
-    """Tokenizer: side of the centre crop in pixels; default that of its run."""
+    """Tokenizer: side in pixels to which the centre crop is brought; default that of its run. Smaller images
+    are enlarged, with a warning: their own size measures them as they are."""
     geometry: Literal["auto", "umap", "pca"] | None = None
     """Tokenizer: study the codebook too (co-occurrence and norms of codes, patches that they encode, a plot
     of codes among latents). The plot is made by umap, by pca, or (auto) by umap if it is installed."""
@@ -120,7 +121,8 @@ def _tables(fields: Mapping[str, Any]) -> list[Table]:
     metrics, tables = fields.get("metrics"), []
     if metrics is not None and fields["kind"] == "tokenizer":
         caption = _cells(metrics, {name: c for name, c in _CAPTION_COLUMNS.items() if name in metrics})
-        title = f"{fields['images']:,} images"
+        side = fields["image_size"]
+        title = f"{fields['images']:,} images of {side} x {side} pixels"
         tables.append(_table(_cells(metrics, _TOKENIZER_COLUMNS), title, caption=caption))
         if "psnr/0" in metrics:
             tables.append(_level_table(metrics, fields["config"].get("scales", ())))

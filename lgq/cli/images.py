@@ -93,7 +93,8 @@ class Encode(Computes):
     out: Path
     """Directory for the tokens."""
     image_size: int | None = None
-    """Side of the centre crop that is encoded, in pixels; by default the run's image size."""
+    """Side in pixels to which the centre crop is brought; by default the run's image size. Smaller images are
+    enlarged, with a warning."""
     batch_size: int = 32
     """Images per batch."""
     shard_size: int = 4096

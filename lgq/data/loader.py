@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from lgq.checks import require_at_least
 from lgq.data.images import UNLABELLED, BrokenImage, DataError, EncodedImage, ImageDataset, StoredImage
 from lgq.data.transforms import Crop, RandomCrop, centre_crop, random_crop, render
 from lgq.distributed import rank, world_size
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.random import Stream, random_bits, random_order
 
 _BATCHES_AHEAD = 4
@@ -144,6 +145,9 @@ class Batch(NamedTuple):
     position: Any
     """Position at which `stream` continues: the number of images taken over all ranks, including this batch,
     or the places of the readers of a `StreamLoader`."""
+    sides: Int[Tensor, " b"]
+    """Shorter side of each crop before it was resized: an image with a smaller one than `image_size` was
+    enlarged."""
 
 
 class ImageLoader:
@@ -211,6 +215,8 @@ class RenderedImage(NamedTuple):
     number: int
     """Number of the image in its data set."""
     name: str
+    side: int
+    """Shorter side of its crop in pixels of the file."""
 
 
 class _Reader(Dataset[Loaded]):
@@ -263,8 +269,11 @@ def rendered(
 ) -> RenderedImage:
     """Decode, crop and resize an image; `BrokenImage` where that fails."""
     stored = StoredImage(encoded.data, encoded.name)
-    image = render(stored, cut(stored.size), side)
-    return RenderedImage(image, UNLABELLED if encoded.label is None else encoded.label, index, encoded.name)
+    crop = cut(stored.size)
+    label = UNLABELLED if encoded.label is None else encoded.label
+    return RenderedImage(
+        render(stored, crop, side), label, index, encoded.name, side=min(crop.width, crop.height)
+    )
 
 
 def loaded_onto(device: torch.device, images: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b 3 s s"]:
@@ -274,8 +283,33 @@ def loaded_onto(device: torch.device, images: Float[Tensor, "b 3 s s"]) -> Float
 
 
 def stack(images: list[RenderedImage], position: Any) -> Batch:
-    pixels, labels, indices, names = zip(*images, strict=True)
-    return Batch(torch.stack(pixels), torch.tensor(labels), torch.tensor(indices), list(names), position)
+    pixels, labels, indices, names, sides = zip(*images, strict=True)
+    return Batch(
+        images=torch.stack(pixels),
+        labels=torch.tensor(labels),
+        indices=torch.tensor(indices),
+        names=list(names),
+        position=position,
+        sides=torch.tensor(sides),
+    )
+
+
+def warn_of_enlarged(sides: Int[Tensor, " n"], image_size: int, factor: int) -> None:
+    """Warn on the first process if images were enlarged, and name the size that enlarges none.
+
+    sides: those of the crops of all images that were read.
+    factor: number of which sizes are multiples.
+    """
+    enlarged, smallest = int((sides < image_size).sum()), int(sides.min()) // factor * factor
+    if not enlarged or rank() != 0:
+        return
+    way_out = f"`image_size` {smallest} enlarges none" if smallest else "leave such small images out"
+    warnings.warn(
+        f"{enlarged:,} of {len(sides):,} images are smaller than {image_size} x {image_size} pixels and were "
+        f"enlarged: figures and tokens are not those of the images as they are. {way_out}.",
+        LGQWarning,
+        stacklevel=3,
+    )
 
 
 def in_processes(

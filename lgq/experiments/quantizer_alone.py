@@ -22,6 +22,8 @@ from lgq.models import in_eval_mode
 from lgq.quantizers import Quantizer, build_quantizer
 from lgq.training.settings import Schedule
 
+TEST_VECTORS_PER_CODE = 8
+"""Gaussian vectors per code that measure a quantizer after its training."""
 _CURVE_POINTS = 10
 _BATCH = 4_096
 

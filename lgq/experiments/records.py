@@ -21,9 +21,10 @@ from lgq.data.transforms import image_grid
 from lgq.distributed import rank, world_size
 from lgq.evaluation import draw_extremes, evaluate
 from lgq.experiments.plan import PlannedExperiment
-from lgq.experiments.quantizer_alone import measure_alone, random_rows, train_alone
+from lgq.experiments.quantizer_alone import TEST_VECTORS_PER_CODE, measure_alone, random_rows, train_alone
 from lgq.experiments.speech import measure_speech, train_speech
 from lgq.experiments.tasks import (
+    BUSY_LOAD,
     AutoencoderTask,
     CostTask,
     GaussianTask,
@@ -59,13 +60,9 @@ _SHOWN_IMAGES, _SHOWN_SAMPLES = 8, 16
 _SAMPLES_SEED = 0
 _UNSEEN_SEED = 10**6
 """Seed of the Gaussian vectors that are measured; above all training seeds."""
-_PER_CODE = 8
-"""Gaussian vectors per code to count the use of codes."""
 _MEASURED_RECORDINGS = 10
 """One in so many recordings is measured, and not trained on."""
 _LATENTS_BATCH = 64
-_BUSY = 1.5
-"""Load per core from which on timings mean little; the timings of the row before are a load of 1."""
 _RESAMPLES = 100
 """Resamples of the images behind the deviations of rFID and KID: seconds, and 7% of error."""
 _NO_INCEPTION = dict.fromkeys(RECONSTRUCTION_FEATURE_METRICS, "this row is measured without Inception")
@@ -244,7 +241,8 @@ def _gaussian_record(context: Context, task: GaussianTask) -> dict[str, Any]:
         own, lambda: draw(own.vectors, random), seed=task.seed, check_stop=context.check_stop
     )
     unseen = torch.Generator().manual_seed(_UNSEEN_SEED + task.seed)
-    metrics = measure_alone(trained.quantizer, (draw(own.codebook_size, unseen) for _ in range(_PER_CODE)))
+    batches = (draw(own.codebook_size, unseen) for _ in range(TEST_VECTORS_PER_CODE))
+    metrics = measure_alone(trained.quantizer, batches)
     return {"config": task.settings(), "steps": own.steps, "metrics": metrics, "curve": trained.curve}
 
 
@@ -399,10 +397,10 @@ def _show_samples(context: Context, task: GeneratorTask, generator: MaskGIT, id:
 def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
     """Time the implementations of a quantizer, ours first, and the networks around it.
 
-    `load` is the mean number of processes that wanted a core in the minute before.
+    `load` is the mean number of processes that wanted one of the `cores` in the minute before.
     """
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > _BUSY * cores:
+    if load > BUSY_LOAD * cores:
         _log.warning(
             "the machine is busy (load %.1f, %d cores): times of %s will be high and uncertain; remove its "
             "record and run the same command when the machine is idle.",
@@ -422,6 +420,7 @@ def measure_cost(task: CostTask, device: torch.device) -> list[dict[str, Any]]:
     around = networks_ms(task.around, task.tokens, device, repeats=task.repeats)
     return [
         asdict(row)
-        | {"load": load, "networks_ms": around, "share_of_step": None if row.ms is None else row.ms / around}
+        | {"load": load, "cores": cores, "networks_ms": around}
+        | {"share_of_step": None if row.ms is None else row.ms / around}
         for row in run_benchmark(settings)
     ]

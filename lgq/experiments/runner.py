@@ -33,18 +33,19 @@ _ATTEMPTS, _PAUSE_SECONDS = 200, 0.05
 """How often, and how far apart, to try for the lock on plans, which other processes hold for a moment."""
 _PATIENCE_SECONDS = 5
 """How long to wait between two looks at what another process works on."""
-_OPTIONS = {
-    "scale": "scale",
-    "data": "data",
-    "validation_data": "val_data",
-    "shown": "show",
-    "steps": "steps",
-    "ablation_steps": "steps",
-    "generator_steps": "generator_steps",
-    "precision": "precision",
-    "start_steps": "warm_start",
+_IN_WORDS = {
+    "scale": "`scale`",
+    "data": "`data`",
+    "validation_data": "`val_data`",
+    "shown": "`show`",
+    "steps": "`steps`",
+    "ablation_steps": "the steps of ablations (`steps`)",
+    "generator_steps": "`generator_steps`",
+    "precision": "`precision`",
+    "start_steps": "the steps of the autoencoder (`warm_start`)",
+    "measuring": "what is measured",
 }
-"""Options by the parts of the protocol that they choose."""
+"""Parts of the protocol, with the options that choose them."""
 _OF_ALL_EXPERIMENTS = ("scale", "data", "validation_data", "shown")
 """Parts of the protocol that all experiments of a directory share."""
 
@@ -156,10 +157,10 @@ def _require_same_protocol(results: ResultsDirectory, plan: Plan) -> None:
             if shared and before.get(name) != value:
                 was, is_now = (_in_words(asked, name) for asked in (earlier, plan))
                 others = ", which holds other images" if was == is_now else ""
-                option = f"`{_OPTIONS[name]}`" if name in _OPTIONS else name
                 raise ResultsError(
-                    f"{results.root} was started with another protocol: {option} of {earlier.experiment} was "
-                    f"{was}, now {is_now}{others}; give the same options or choose another directory."
+                    f"{results.root} was started with another protocol: {_IN_WORDS.get(name, name)} of "
+                    f"{earlier.experiment} was {was}, now {is_now}{others}; give the same options, or choose "
+                    "another directory, also where an earlier version of lgq had other defaults."
                 )
 
 

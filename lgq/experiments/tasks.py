@@ -13,6 +13,8 @@ from lgq.quantizers import build_quantizer
 from lgq.tokenizer import Tokenizer, default_options
 from lgq.training.settings import GeneratorRun, TokenizerRun
 
+BUSY_LOAD = 1.5
+"""Load per core from which on timings mean little; the timings of the row before are a load of 1."""
 _UNRECORDED = {"workers"}
 _UNRECORDED_OF_LOOP = {"log_every", "checkpoint_every", "keep", "minutes", "wandb"}
 """Settings that no number in a record depends on."""

@@ -20,7 +20,7 @@ from lgq.checks import require_at_least
 from lgq.data import open_dataset
 from lgq.data.folder import FolderDataset
 from lgq.data.images import DataError, ImageDataset, Subset
-from lgq.data.loader import Batch, ImageLoader, LoaderSettings
+from lgq.data.loader import Batch, ImageLoader, LoaderSettings, warn_of_enlarged
 from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
@@ -53,7 +53,8 @@ def encode(
     """Encode the centre crop of every image into shards of tokens (`lgq.data.tokens`).
 
     data: a data set, or what `open_dataset` takes.
-    image_size: side of the crop; None takes that of the images that the tokenizer's run trained on.
+    image_size: side of the crop; None takes that of the images that the tokenizer's run trained on. Smaller
+        images are enlarged, with a warning.
     shard_size: images per file; an interruption loses at most the file that was being made.
     flips: encode each image a second time, mirrored left and right.
     workers: processes that decode images ahead.
@@ -78,11 +79,13 @@ def encode(
     images = {i: range(len(dataset))[i * shard_size : (i + 1) * shard_size] for i in mine}
     total = sum(map(len, images.values()))
     done = sum(len(images[i]) for i in mine if i in writer.written)
+    sides = torch.zeros(len(dataset), dtype=torch.int64)
     for shard in (i for i in mine if i not in writer.written):
         loader = ImageLoader(Subset(dataset, images[shard]), loading)
         batches = []
         for batch in loader.one_pass(may_be_empty=True):
             batches.append(_encode_batch(tokenizer, batch, flips))
+            sides[shard * shard_size + batch.indices] = batch.sides
             on_progress(done + batch.position, total)
         writer.write(shard, batches, loader.broken)
         done += len(images[shard])
@@ -91,6 +94,9 @@ def encode(
     if rank() == 0:
         writer.finish()
     wait_for_all()
+    sides = sum_over_ranks(sides)
+    if sides.any():  # an earlier call may have encoded all
+        warn_of_enlarged(sides[sides > 0], encoding.image_size, tokenizer.factor)
     return TokenDataset(out)
 
 
@@ -148,11 +154,14 @@ def estimate_encoding(
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     limit = batch_size * (1 + _TIMED_BATCHES * max(1, workers))
     names: list[str] = []
+    sides = []
     marks = [(time.perf_counter(), 0)]
     for batch in ImageLoader(dataset, loading).one_pass(limit):
         _encode_batch(tokenizer, batch, flips)
         names += batch.names
+        sides.append(batch.sides)
         marks.append((time.perf_counter(), len(names)))
+    warn_of_enlarged(torch.cat(sides), encoding.image_size, tokenizer.factor)
     (start, before), (end, after) = marks[1 if len(marks) > 2 else 0], marks[-1]
     token_bytes = prod(encoding.token_shape) * encoding.dtype(0).itemsize * (1 + flips)
     name_bytes = sum(len(name.encode("utf-8", "surrogatepass")) for name in names) / len(names)

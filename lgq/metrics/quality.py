@@ -158,10 +158,14 @@ class ReconstructionEvaluation:
     """Score of every image that was read."""
     broken: dict[str, str]
     """Images that could not be read, each with the reason."""
+    sides: Int64[Tensor, " n"]
+    """Shorter side of the crop of every image that was read, before it was resized."""
+    enlarged: int
+    """Number of images that are smaller than the image size."""
 
     def record(self) -> dict[str, Any]:
         """Return the part of a results record (`lgq.results`)."""
-        return {name: value for name, value in vars(self).items() if name not in ("usage", "scores")}
+        return {name: value for name, value in vars(self).items() if name not in ("usage", "scores", "sides")}
 
 
 def evaluate_tokenizer(
@@ -263,20 +267,21 @@ def evaluate_reconstructions(
         cached = CachedFeatures.find(loader.dataset, size, convention)
     reference = cached.features if cached and use_cache else None
     quality = TokenizerQuality.empty(networks, codebook_size, images=total, reference=reference)
-    psnrs, was_read = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
+    psnrs, sides = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
     for batch in loader.one_pass(may_be_empty=True):
         images = loaded_onto(device, batch.images)
         reconstructions, codes = reconstruct(images)
         scores = quality.update(images, reconstructions, codes, batch.indices)
         psnrs[batch.indices] = scores.cpu().double()
-        was_read[batch.indices] = 1
+        sides[batch.indices] = batch.sides
         on_progress(batch.position, total)
-    quality, psnrs, was_read = quality.over_ranks(), sum_over_ranks(psnrs), sum_over_ranks(was_read)
+    quality, psnrs, sides = quality.over_ranks(), sum_over_ranks(psnrs), sum_over_ranks(sides)
     if quality.pixels.count == 0:
         raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
     if cached and use_cache and quality.reference and not quality.reference_is_given and rank() == 0:
         cached.save(quality.reference)
     metrics, images_read = quality.metrics(), quality.pixels.count
+    was_read = sides.nonzero().flatten()
     if "rfid" in metrics:
         warn_of_few_images("rFID", images_read, FEATURES)
     too_few = f"{images_read} images are too few: take 4 or more."
@@ -289,8 +294,10 @@ def evaluate_reconstructions(
         lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
         bootstrap_std=quality.bootstrap_deviations(resamples),
         usage=quality.usage,
-        scores=[ImageScore(number, float(psnrs[number])) for number in was_read.nonzero().flatten().tolist()],
+        scores=[ImageScore(number, float(psnrs[number])) for number in was_read.tolist()],
         broken=_gather_broken(loader.broken),
+        sides=sides[was_read],
+        enlarged=int((sides[was_read] < loader.settings.image_size).sum()),
     )
 
 

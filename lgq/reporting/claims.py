@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from lgq.reporting.paper_tables import COLUMNS, Column, read_paper
 from lgq.reporting.result_set import (
+    TIMED,
     Better,
     ResultSet,
     Sample,
@@ -28,6 +29,8 @@ from lgq.reporting.result_set import (
 _PAPER_SCALE = "imagenet256"
 _TRIAL_SCALE = "smoke"
 _APART = "with intervals of the differences that exclude 0"
+_APART_IN_TIME = "by more than the same work varies over the rows of one K, and by a fifth at least"
+_APART_IN_MEMORY = "by a tenth at least"
 
 
 class Outcome(StrEnum):
@@ -121,7 +124,7 @@ class Rule(ABC):
         sign = compare_samples(first, second, column.better)
         state = _describe_difference(first, second, column, sign)
         if first.timing and first.mean:
-            state = f"ratio {second.mean / first.mean:.2f}"
+            state = f"ratio {second.mean / first.mean:.2f}, {_describe_noise(first, second)}"
         numbers = f"{_describe(row, first, column)} against {_describe(rival, second, column)}"
         return Finding(_BY_SIGN[sign], f"{column.heading}: {numbers}, {state}", first.runs + second.runs)
 
@@ -148,7 +151,8 @@ class Leads(Rule):
         place = self.at.replace("every size", "every K").replace("largest size", "the largest K")
         relation = f"{_names(self.rows)} better than {_names(self.over)} in {columns}"
         factor = f"at least {self.times:g} times " if self.times > 1 else ""
-        return f"{relation.replace('better', f'{factor}better', 1)}{' at ' if place else ''}{place}, {_APART}"
+        where = f"{' at ' if place else ''}{place}"
+        return f"{relation.replace('better', f'{factor}better', 1)}{where}, {_apart(self.columns)}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         pairs = list(product(self.rows, self.over))
@@ -176,8 +180,12 @@ class Leads(Rule):
         if not first or not second or not first.mean or not second.mean:
             return finding
         lead = first.mean / second.mean if column.better == "higher" else second.mean / first.mean
-        if lead >= self.times:
+        noise = first.ratio if first.timing else 1.0
+        if lead >= self.times * noise:
             return finding
+        if lead * noise > self.times:
+            text = f"{finding.text}, not separable from the claimed {self.times:g}"
+            return finding._replace(outcome=Outcome.NOT_SEPARABLE, text=text)
         text = f"{finding.text}, less than the claimed {self.times:g}"
         return finding._replace(outcome=Outcome.CONTRADICTED, text=text)
 
@@ -209,11 +217,14 @@ class Between(Rule):
     share_of: Selection | None = None
     """Row whose mean the bounds are multiples of; None for absolute bounds."""
     at: Literal["", "every size"] = ""
+    proved: bool = False
+    """Whether the bound is a theorem: single runs decide it, without intervals."""
 
     @property
     def text(self) -> str:
         place = ", at every K" if self.at else ""
-        return f"{_names(self.rows)}: interval of {self.column.title} {self._bounds}{place}"
+        subject = "each run's" if self.proved else "interval of"
+        return f"{_names(self.rows)}: {subject} {self.column.title} {self._bounds}{place}"
 
     @property
     def _bounds(self) -> str:
@@ -245,7 +256,10 @@ class Between(Rule):
             if reference is None:
                 return self.missing(results, self.column, [self.share_of])
             unit, text = reference, f"{text} ({_describe(self.share_of, reference, self.column)})"
-        outcome = _place(sample.interval, self.least * unit.mean, self.most * unit.mean)
+        interval = (min(sample.values), max(sample.values)) if self.proved else sample.interval
+        outcome = _place(interval, self.least * unit.mean, self.most * unit.mean)
+        if self.proved and outcome is Outcome.NOT_SEPARABLE:  # one run breaks it
+            outcome = Outcome.CONTRADICTED
         return Finding(outcome, text, sample.runs + unit.runs)
 
 
@@ -295,9 +309,10 @@ class Ratio(Rule):
     @property
     def text(self) -> str:
         bounds = f"{self.least:g} to {self.most:g} times{' the growth of K times' if self.linear else ''}"
+        noise = ", beyond what timings vary" if self.column.metric in TIMED else ""
         if not self.at:
-            return f"the largest {self.column.title} {bounds} the smallest"
-        return f"{self.column.title} at the largest K {bounds} that at the smallest"
+            return f"the largest {self.column.title} {bounds} the smallest{noise}"
+        return f"{self.column.title} at the largest K {bounds} that at the smallest{noise}"
 
     def compare(self, results: ResultSet) -> list[Finding]:
         sizes = self.sizes(results, self.rows) if self.at else []
@@ -310,10 +325,13 @@ class Ratio(Rule):
         ordered = list(means.values()) if self.at else sorted(means.values())
         ratio, growth = ordered[-1] / ordered[0], max(means) / min(means) if self.linear else 1.0
         listed = ", ".join(f"{rows[key].name} {self.column.write(mean)}" for key, mean in means.items())
-        holds = self.least * growth <= ratio <= self.most * growth
         runs = tuple(run for sample in measured.values() for run in sample.runs)
         text = f"{self.column.label}: {listed}; ratio {ratio:.2f}"
-        return [Finding(Outcome.REPRODUCED if holds else Outcome.CONTRADICTED, text, runs)]
+        timed = [sample for sample in measured.values() if sample.timing]
+        noise = max((sample.ratio for sample in timed), default=1.0)
+        text += f", {_describe_noise(*timed)}" if timed else ""
+        interval = None if any(sample.busy for sample in timed) else (ratio / noise, ratio * noise)
+        return [Finding(_place(interval, self.least * growth, self.most * growth), text, runs)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,7 +553,23 @@ def _describe_difference(first: Sample, second: Sample, column: Column, sign: in
     if sign:
         return text
     needed = difference.seeds_to_decide
-    return f"{text}; {f'{needed:,} seeds' if needed else 'more than 1,000 seeds'} would decide"
+    seeds = f"{needed:,} seeds" if needed else "more than 1,000 seeds"
+    return f"{text}; if it stays, {seeds} would decide with a probability of 80%"
+
+
+def _describe_noise(*timed: Sample) -> str:
+    """Say from which ratio on timings or memory differ, or that they decide nothing."""
+    if any(sample.busy for sample in timed):
+        return "timed on a busy machine, which decides nothing"
+    return f"apart from a ratio of {max(sample.ratio for sample in timed):.2f} on"
+
+
+def _apart(columns: Iterable[Column]) -> str:
+    """When two rows count as apart in these columns."""
+    metrics = {column.metric for column in columns}
+    if metrics & set(TIMED):
+        return _APART_IN_TIME
+    return _APART_IN_MEMORY if metrics & {"extra_bytes"} else _APART
 
 
 def _names(rows: Iterable[Selection]) -> str:

@@ -27,8 +27,8 @@ from lgq.plots.canvas import BLUE
 from lgq.plots.palette import Style
 from lgq.reporting import charts
 from lgq.reporting.claims import count_outcomes, decide_claims
+from lgq.reporting.overview import changes_since
 from lgq.reporting.paper_tables import Column, Table, all_tables, describe_basis, runs_table, slug
-from lgq.reporting.present_protocol import changes_since
 from lgq.reporting.result_set import ResultSet, RunRecord, read_result_set
 from lgq.training.journal import METRICS
 
@@ -161,6 +161,7 @@ def report_page(results: ResultSet, *, view: str | None = None) -> str:
         mixed=results.mixed,
         scales=_SCALES,
         changes=changes_since(results),
+        timing_ratio=results.timing_ratio,
         tables=tables,
         columns=columns_of([table for table in tables if table.was_run]),
         charts={name: shown for name in results.plans if (shown := charts.charts_of(results, name))},

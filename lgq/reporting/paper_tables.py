@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from lgq.experiments.quantizer_alone import TEST_VECTORS_PER_CODE
 from lgq.experiments.results_directory import Plan
 from lgq.reporting.result_set import (
     Better,
@@ -23,6 +24,7 @@ from lgq.reporting.result_set import (
 )
 
 NOT_GIVEN = "-"
+_BUSY_MARK = " \N{DAGGER}"
 PrintedValue = float | str
 """A number that the paper prints, or words in its place; empty where it prints nothing."""
 
@@ -80,15 +82,20 @@ def describe_settings(runs: Iterable[RunRecord]) -> str:
 
 
 def _settings_in_words(run: RunRecord) -> tuple[str, ...]:
-    """K, image size, steps, objective and, for a timing, the machine; empty where the record has none."""
+    """K, image size, steps and objective; for a quantizer alone its vectors, for a timing the machine. Empty
+    where the record has none."""
+    alone = run.kind in ("gaussian", "latents")
     size, side, steps = (
         value if isinstance(value := run.setting(name), int) else None
-        for name in ("codebook_size", "image_size", "loop.steps")
+        for name in ("codebook_size", "image_size", "steps" if alone else "loop.steps")
     )
     return (
-        f"K = {size:,}" if size else "",
+        f"K = {size:,}" if size and size > 1 else "",
         f"{side} \N{MULTIPLICATION SIGN} {side}" if side else "",
         f"{steps:,} {'generator ' if run.kind == 'generator' else ''}steps" if steps else "",
+        f"{run.setting('vectors'):,} vectors per step" if alone else "",
+        f"learning rate {run.setting('learning_rate'):g}" if alone else "",
+        f"{TEST_VECTORS_PER_CODE} test vectors per code" if run.kind == "gaussian" else "",
         " + ".join(name for key, name in _OBJECTIVE.items() if run.setting(f"loss.{key}")),
         f"timed on {_devices(run)}" if run.kind == "cost" and _devices(run) else "",
     )
@@ -341,6 +348,8 @@ def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence
             by_basis.setdefault(basis, []).append(column.title)
         warnings += [bias] if (bias := describe_bias(measured, column)) else []
         warnings += [spread] if (spread := describe_resampling(measured, column)) else []
+    if any(run.busy for run in runs):
+        warnings.append(f"{_BUSY_MARK.strip()} timed on a busy machine: it decides no claim")
     parts = [shared] if (shared := describe_settings(runs)) else []
     parts += [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
     if len(by_basis) == 1:
@@ -403,7 +412,8 @@ def _column(lines: list[_Line], column: Column, *, by_group: bool) -> list[Cell]
         ]
         best = bool(ahead) and all(ahead) and not sample.timing
         sources = _sources(line.runs, column)
-        cells.append(Cell(column.write(sample.mean), column.spread(sample), sources, best))
+        mean = f"{column.write(sample.mean)}{_BUSY_MARK if sample.busy else ''}"
+        cells.append(Cell(mean, column.spread(sample), sources, best))
     return cells
 
 

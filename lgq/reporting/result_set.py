@@ -10,15 +10,17 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from scipy.special import stdtrit  # type: ignore[import-untyped]
+from scipy.special import nctdtr, stdtrit  # type: ignore[import-untyped]
 
 from lgq.errors import LGQError
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.tables import BEST_LABEL, EXPERIMENTS
+from lgq.experiments.tasks import BUSY_LOAD
 from lgq.results import ResultsError
 from lgq.training.journal import METRICS, read_records
 from lgq.training.watch import WARNING
@@ -35,8 +37,14 @@ _OF_A_SEED = re.compile(
 are the same in a results directory), and what no number depends on."""
 
 _MOST_SEEDS = 1_000
-TIMING_RATIO = 1.1
-"""Ratio from which on two timings differ."""
+_POWER = 0.8
+"""Probability with which the number of seeds that would decide finds the difference."""
+TIMED = ("ms", "images_per_second", "share_of_step")
+"""Metrics of `cost` that are timings; the others are memory."""
+LEAST_TIMING_RATIO = 1.2
+"""Ratio from which on two timings may differ; more where the records show more noise."""
+_MEMORY_RATIO = 1.1
+"""Ratio from which on the memory of two passes differs."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +54,20 @@ class Sample:
     Runs with the same seed start alike and see the same images. So a sample is ahead of another when the
     t-based 95% interval of their differences, seed by seed, excludes 0; where they share fewer than two
     seeds, when their own intervals do not touch. A single value has no interval, so nothing is ahead of it.
-    Timings have no seeds: they differ from a tenth on.
+    Timings and memory have no seeds: they differ from a ratio on.
     """
 
     values: tuple[float, ...]
     runs: tuple[str, ...] = ()
     """Ids of the runs behind the values, in the same order."""
     timing: bool = False
-    """Whether the values are timings of a quantizer, which have no seeds."""
+    """Whether the values are time or memory of a quantizer, which have no seeds."""
     seeds: tuple[int | None, ...] = ()
     """Training seeds of the values, in the same order; empty where they are unknown."""
+    ratio: float = 1.0
+    """Ratio from which on timings or memory differ; 1 for values of seeds, which have intervals."""
+    busy: bool = False
+    """Whether a value was timed on a busy machine: it decides nothing."""
 
     def minus(self, other: "Sample") -> "Sample | None":
         """Return the differences to another sample, one per seed that both have; None for fewer than two."""
@@ -72,12 +84,17 @@ class Sample:
 
     @property
     def seeds_to_decide(self) -> int | None:
-        """Number of seeds from which on the interval would exclude 0, with this mean and deviation.
+        """Number of seeds from which on the interval would exclude 0 with a probability of 80%, if mean and
+        deviation stay as they are.
 
         None where it is above 1,000, or there is no deviation.
         """
         effect = abs(self.effect or 0.0)
-        enough = (n for n in range(2, _MOST_SEEDS + 1) if stdtrit(n - 1, 0.975) < effect * math.sqrt(n))
+
+        def power(n: int) -> float:
+            return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, 0.975)))
+
+        enough = (n for n in range(2, _MOST_SEEDS + 1) if power(n) >= _POWER)
         return next(enough, None) if effect else None
 
     @property
@@ -91,9 +108,13 @@ class Sample:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The t-based 95% interval of the mean; None for a single value. For timings, about ± 5%."""
+        """The t-based 95% interval of the mean; None for a single value. Of a timing, the values that do not
+        differ from it by their ratio; None on a busy machine.
+        """
+        if self.busy:
+            return None
         if self.timing:
-            return self.mean / TIMING_RATIO**0.5, self.mean * TIMING_RATIO**0.5
+            return self.mean / self.ratio**0.5, self.mean * self.ratio**0.5
         if self.std is None:
             return None
         n = len(self.values)
@@ -137,6 +158,19 @@ class RunRecord:
         """Training seed; None for a timing, which trains nothing."""
         seed = self.record.get("seed")
         return seed if isinstance(seed, int) and self.kind != "cost" else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a timing was taken while the machine was busy with other work."""
+        load, cores = self.value("load"), self.value("cores")
+        return load is not None and load > BUSY_LOAD * (cores or 1)
+
+    @property
+    def floor_ms(self) -> list[float]:
+        """Times of the matrix products of a step, which are the same work for every quantizer of one K."""
+        others = self.record.get("others")
+        rows = [self.record["metrics"], *(others if isinstance(others, list) else ())]
+        return [ms for row in rows if (ms := _finite(_lookup(row, "floor_ms")))]
 
     @property
     def failed(self) -> str:
@@ -345,7 +379,16 @@ class ResultSet:
 
     def sample(self, experiment: str, metric: str, settings: Settings | None = None) -> Sample | None:
         """A metric over the seeds of the runs with these settings; None where no run has it."""
-        return sample_of(self.select(experiment, settings), metric)
+        return sample_of(self.select(experiment, settings), metric, self.timing_ratio)
+
+    @cached_property
+    def timing_ratio(self) -> float:
+        """Ratio from which on timings differ: that of the same work over the rows of one K, or 1.2."""
+        floors: dict[Any, list[float]] = {}
+        for run in self.runs.values():
+            if run.kind == "cost" and not run.busy:
+                floors.setdefault(run.setting("codebook_size"), []).extend(run.floor_ms)
+        return max([LEAST_TIMING_RATIO, *(max(ms) / min(ms) for ms in floors.values() if ms)])
 
     def command(self, run: RunRecord) -> str:
         """The command that made the run, quoted for a shell; empty where none is recorded."""
@@ -367,14 +410,27 @@ class ResultSet:
             self.damaged[str(path.relative_to(self.directory.root))] = str(error).replace(str(path), "it")
 
 
-def sample_of(runs: Iterable[RunRecord], metric: str) -> Sample | None:
-    """A metric over runs that differ only in their seeds; None where no run has it."""
+def sample_of(
+    runs: Iterable[RunRecord], metric: str, timing_ratio: float = LEAST_TIMING_RATIO
+) -> Sample | None:
+    """A metric over runs that differ only in their seeds; None where no run has it.
+
+    timing_ratio: ratio from which on timings differ.
+    """
     measured = [(run, value) for run in runs if (value := run.value(metric)) is not None]
     if not measured:
         return None
     timing = all(run.kind == "cost" for run, _ in measured)
     values, seeds = tuple(value for _, value in measured), tuple(run.seed for run, _ in measured)
-    return Sample(values, tuple(run.id for run, _ in measured), timing, seeds)
+    timed = timing and metric in TIMED
+    return Sample(
+        values,
+        tuple(run.id for run, _ in measured),
+        timing,
+        seeds,
+        ratio=(timing_ratio if timed else _MEMORY_RATIO) if timing else 1.0,
+        busy=timed and any(run.busy for run, _ in measured),
+    )
 
 
 def curve_of(runs: Iterable[RunRecord], metric: str) -> dict[int, Sample]:

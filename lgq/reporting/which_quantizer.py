@@ -1,7 +1,8 @@
 """Which quantizer should I use? One page, with four figures and advice, from the records of experiments.
 
 `scripts/write_results.py` writes docs/which-quantizer.md and its picture with these functions. Every sentence
-and every line stands on records; what was not run, or with an earlier protocol, is left out.
+and every line stands on records; what was not run, or with an earlier protocol, is left out. Each sentence
+that ranks quantizers also has LGQ's place and figure.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,6 +62,8 @@ def samples_over(
     """Return a metric over seeds, by quantizer and by the value of a setting.
 
     best: take the rows with the best options of the search, not those as published.
+
+    Timings of a busy machine are left out.
     """
     found: dict[str, dict[float, list[RunRecord]]] = {}
     for row, runs in results.rows(experiment):
@@ -71,10 +74,15 @@ def samples_over(
             earlier = run.kind in _STARTED and "start" not in run.record
             if name in QUANTIZERS and isinstance(place, int | float) and not run.failed and not earlier:
                 found.setdefault(str(name), {}).setdefault(float(place), []).append(run)
-    return {
-        name: {place: sample for place in sorted(runs) if (sample := sample_of(runs[place], metric))}
+    lines = {
+        name: {
+            place: sample
+            for place in sorted(runs)
+            if (sample := sample_of(runs[place], metric)) and not sample.busy
+        }
         for name, runs in found.items()
     }
+    return {name: points for name, points in lines.items() if points}
 
 
 def largest_only(results: ResultSet) -> ResultSet:
@@ -95,11 +103,12 @@ def picture(results: ResultSet) -> bytes:
     styles = styles_of(QUANTIZERS)
     shown: dict[str, Any] = {}
     for panel, axes in zip(PANELS, panels, strict=True):
-        lines = samples_over(results, panel.experiment, panel.metric, panel.axis)
-        axes.set_title(panel.title, loc="left")
+        experiment = _sweep(results) if panel.experiment == "codebook-size" else panel.experiment
+        lines = samples_over(results, experiment, panel.metric, panel.axis)
+        axes.set_title(f"{panel.title}{_codes_of(results, panel)}", loc="left")
         axes.set_xlabel(panel.label)
-        if not any(lines.values()):
-            earlier = any(runs for _, runs in results.rows(panel.experiment))
+        if not lines:
+            earlier = any(runs for _, runs in results.rows(experiment))
             reason = "only runs of an earlier protocol" if earlier else "not run yet"
             axes.annotate(reason, (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
             axes.set(xticks=[], yticks=[])
@@ -113,6 +122,13 @@ def picture(results: ResultSet) -> bytes:
     if shown:
         figure.legend(shown.values(), shown, loc="outside lower center", frameon=False, ncols=len(shown))
     return figure_png(figure)
+
+
+def _codes_of(results: ResultSet, panel: Panel) -> str:
+    """The number of codes of a panel whose axis is another setting, such as ", 16,384 codes"."""
+    runs = [run for _, runs in results.rows(panel.experiment) for run in runs]
+    sizes = {run.setting("codebook_size") for run in runs} if panel.axis != "codebook_size" else set()
+    return f", {sizes.pop():,} codes" if len(sizes) == 1 else ""
 
 
 def _scale(axes: Axes, panel: Panel, places: list[float]) -> None:
@@ -136,6 +152,7 @@ def advice(results: ResultSet) -> list[str]:
         _cheapest,
         _cold,
         _shifted,
+        _shifted_error,
         _regularizers,
         _tuned,
         _alone,
@@ -153,6 +170,24 @@ def _ranked(samples: dict[str, Sample], *, higher: bool) -> list[tuple[str, Samp
     return sorted(samples.items(), key=lambda item: item[1].mean, reverse=higher)
 
 
+def _lgq(ranked: list[tuple[str, Sample]], form: str, skip: Iterable[str] = ()) -> str:
+    """LGQ's place and mean, such as "; LGQ is 6 of 9 (36.04)"; empty where a sentence has it already.
+
+    skip: names that the sentence has.
+    """
+    samples = dict(ranked)
+    if "lgq" not in samples or "lgq" in skip:
+        return ""
+    higher = ranked[0][1].mean > ranked[-1][1].mean
+    return f"; LGQ is {_place(samples, higher=higher)} ({samples['lgq'].mean:{form}})"
+
+
+def _place(samples: dict[str, Sample], *, higher: bool) -> str:
+    """LGQ's place by its mean, such as "6 of 9"; equal means share one."""
+    means, own = [sample.mean for sample in samples.values()], samples["lgq"].mean
+    return f"{1 + sum(mean > own if higher else mean < own for mean in means)} of {len(means)}"
+
+
 def _names(names: Iterable[str]) -> str:
     labels = [QUANTIZERS[name].label for name in names]
     return f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) > 1 else "".join(labels)
@@ -166,29 +201,46 @@ def _places(lines: dict[str, dict[float, Sample]]) -> list[float]:
     return sorted({place for points in lines.values() for place in points})
 
 
+def _sweep(results: ResultSet) -> str:
+    """The experiment over codebook sizes, or the comparison at one size where it has no runs."""
+    swept = samples_over(results, "codebook-size", "utilization", "codebook_size")
+    return "codebook-size" if swept else "comparison"
+
+
 def _best_quality(results: ResultSet, *, largest: bool) -> str | None:
-    lines = samples_over(results, "codebook-size", "lpips", "codebook_size")
+    lines = samples_over(results, _sweep(results), "lpips", "codebook_size")
     places = _places(lines)
-    if len(places) < 2:
+    if not places or (len(places) == 1 and not largest):
         return None
     place = places[-1 if largest else 0]
     ranked = _ranked(_at(lines, place), higher=False)
     (first, best), rest = ranked[0], ranked[1:]
     level = [name for name, sample in rest if compare_samples(best, sample, "lower") <= 0]
-    alike = f"; {_names(level)} cannot be told from it" if level else ", ahead of all others"
-    return f"**{place:,.0f} codes**: {_names([first])} has the best LPIPS ({best.mean:.3f}){alike}."
+    ahead = ", ahead of all others" if rest else ", the only one that was run"
+    alike = f"; {_names(level)} cannot be told from it" if level else ahead
+    own = _lgq(ranked, ".3f", [first])
+    for metric, title in (("psnr", "PSNR"), ("rfid", "rFID")):
+        samples = _at(samples_over(results, _sweep(results), metric, "codebook_size"), place)
+        if "lgq" in samples:
+            own += f"; by {title} LGQ is {_place(samples, higher=metric == 'psnr')}"
+    return f"**{place:,.0f} codes**: {_names([first])} has the best LPIPS ({best.mean:.3f}){alike}{own}."
 
 
 def _well_used(results: ResultSet) -> str | None:
-    lines = samples_over(results, "codebook-size", "utilization", "codebook_size")
+    lines = samples_over(results, _sweep(results), "utilization", "codebook_size")
     places = _places(lines)
     if not places:
         return None
     at_largest = _ranked(_at(lines, places[-1]), higher=True)
     good = [name for name, sample in at_largest if sample.mean >= _WELL_USED]
     worst, least = at_largest[-1]
-    who = f"{_names(good)} use more than 90% of {places[-1]:,.0f} codes" if good else "No quantizer uses 90%"
-    return f"**Codes in use**: {who}; {_names([worst])} uses the fewest ({least.mean:.0%})."
+    verb = "uses" if len(good) == 1 else "use"
+    who = f"{_names(good)} {verb} 90% of the codes or more" if good else "no quantizer uses 90% of the codes"
+    own = _lgq(at_largest, ".0%", [worst])
+    return (
+        f"**Codes in use** ({places[-1]:,.0f} codes): {who}; {_names([worst])} uses the fewest "
+        f"({least.mean:.0%}){own}."
+    )
 
 
 def _cheapest(results: ResultSet) -> str | None:
@@ -199,9 +251,14 @@ def _cheapest(results: ResultSet) -> str | None:
     ranked = _ranked(_at(lines, common[-1]), higher=False)
     (first, low), (last, high) = ranked[0], ranked[-1]
     ratio = f"{high.mean / low.mean:,.0f} times"
+    samples, own = dict(ranked), ""
+    if "lgq" in samples and first != "lgq":
+        ms = samples["lgq"].mean
+        to_vq = f" and {ms / samples['vq'].mean:,.1f} times VQ's" if "vq" in samples else ""
+        own = f"; LGQ takes {ms:,.0f} ms, {ms / low.mean:,.0f} times the least{to_vq}"
     return (
         f"**Cost**: at {common[-1]:,.0f} codes {_names([first])} takes the least time per step "
-        f"({low.mean:.1f} ms), {_names([last])} the most ({ratio} that)."
+        f"({low.mean:.1f} ms), {_names([last])} the most ({ratio} that){own}."
     )
 
 
@@ -217,18 +274,20 @@ def _cold(results: ResultSet) -> str | None:
     if len(losses) < 2:
         return None
     ranked = sorted(losses, key=losses.__getitem__, reverse=True)
+    own = ""
+    if "lgq" in ranked[1:-1]:
+        own = f"; LGQ loses {-losses['lgq']:.1f} dB, {ranked.index('lgq') + 1} of {len(ranked)}"
     return (
         f"**From scratch**, without a trained autoencoder to start from, {_names(ranked[:1])} loses the "
         f"least ({-losses[ranked[0]]:.1f} dB) and {_names(ranked[-1:])} the most "
-        f"({-losses[ranked[-1]]:.1f} dB)."
+        f"({-losses[ranked[-1]]:.1f} dB){own}."
     )
 
 
 def _shifted(results: ResultSet) -> str | None:
-    plan = results.plans.get("gaussian")
     lines = samples_over(largest_only(results), "gaussian", "utilization", "mean")
     places = _places(lines)
-    if plan is None or len(places) < 2:
+    if len(places) < 2:
         return None
     ranked = _ranked(_at(lines, places[-1]), higher=True)
     kept = [name for name, sample in ranked if sample.mean >= 0.5]
@@ -238,9 +297,33 @@ def _shifted(results: ResultSet) -> str | None:
     parts = [kept_words if kept else "no quantizer uses half of the codes"]
     parts += [f"{_names(lost)} less than 5%"] if lost else []
     return (
-        f"**Data away from the initial codes** (mean {places[-1]:g}, deviation 1): {', '.join(parts)}. Put a "
-        "normalization before the quantizer, or start the codes at the data."
+        f"**Data away from the initial codes** (mean {places[-1]:g}, deviation 1): {', '.join(parts)}"
+        f"{_lgq_over_means(lines, '.1%', higher=True)}. Put a normalization before the quantizer, or start "
+        "the codes at the data."
     )
+
+
+def _shifted_error(results: ResultSet) -> str | None:
+    lines = samples_over(largest_only(results), "gaussian", "mse", "mean")
+    places = _places(lines)
+    if len(places) < 2:
+        return None
+    ranked = _ranked(_at(lines, places[-1]), higher=False)
+    (first, low), (last, high) = ranked[0], ranked[-1]
+    return (
+        f"**Error of these vectors** (mean squared error, mean {places[-1]:g}): {_names([first])} "
+        f"has the lowest ({low.mean:.2f}), {_names([last])} the highest ({high.mean:.2f})"
+        f"{_lgq_over_means(lines, '.2f', higher=False)}."
+    )
+
+
+def _lgq_over_means(lines: dict[str, dict[float, Sample]], form: str, *, higher: bool) -> str:
+    """LGQ's figure and place at every mean, such as "; LGQ: 99.5% at mean 0 (1 of 9), 5.9% at mean 2 ..."."""
+    parts = [
+        f"{sample.mean:{form}} at mean {place:g} ({_place(_at(lines, place), higher=higher)})"
+        for place, sample in lines.get("lgq", {}).items()
+    ]
+    return f"; LGQ: {', '.join(parts)}" if parts else ""
 
 
 def _regularizers(results: ResultSet) -> str | None:
@@ -271,7 +354,8 @@ def _tuned(results: ResultSet) -> str | None:
     if not gains:
         return None
     most = max(gains, key=gains.__getitem__)
-    return f"**A small search** helps {_names([most])} the most: its LPIPS falls by {gains[most]:.3f}."
+    own = f"; that of LGQ changes by {-gains['lgq']:+.3f}" if "lgq" in gains and most != "lgq" else ""
+    return f"**A small search** helps {_names([most])} the most: its LPIPS falls by {gains[most]:.3f}{own}."
 
 
 def _alone(results: ResultSet) -> str | None:
@@ -280,9 +364,10 @@ def _alone(results: ResultSet) -> str | None:
     if not places:
         return None
     ranked = _ranked(_at(lines, places[-1]), higher=False)
+    ends = [ranked[0][0], ranked[-1][0]]
     return (
-        f"**Behind an encoder that you cannot train**, {_names([ranked[0][0]])} represents the latents best "
-        f"with {places[-1]:,.0f} codes, {_names([ranked[-1][0]])} worst."
+        f"**Behind an encoder that you cannot train**, {_names(ends[:1])} represents the latents best "
+        f"with {places[-1]:,.0f} codes, {_names(ends[1:])} worst{_lgq(ranked, '.3f', ends)}."
     )
 
 

@@ -10,7 +10,6 @@ RUN/codebooks/         counts and codes of validations, k = codes, s = stages, c
 import logging
 import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -168,7 +167,7 @@ def describe_environment(seed: int | None, device: torch.device) -> dict[str, An
         "torch": torch.__version__,
         "lgq": lgq.__version__,
         "platform": platform.platform(),
-        "git_commit": _git_commit(),
+        "git_commit": commit_of(Path(lgq.__file__).parent.parent),
         "seed": seed,
         "world_size": world_size(),
         "device": device.type,
@@ -177,13 +176,26 @@ def describe_environment(seed: int | None, device: torch.device) -> dict[str, An
     }
 
 
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(lgq.__file__).parent), "rev-parse", "HEAD"]
+def commit_of(directory: Path) -> str | None:
+    """Return the commit of a git checkout; None where the directory is none, as for an installed package.
+
+    Its files are read here: containers often have no git, and git refuses a checkout of another user.
+    """
+    own = directory / ".git"
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        if own.is_file():  # a worktree
+            own = directory / own.read_text().removeprefix("gitdir:").strip()
+        head = (own / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name, link = head.removeprefix("ref: "), own / "commondir"
+        shared = own / link.read_text().strip() if link.is_file() else own
+        if (shared / name).is_file():
+            return (shared / name).read_text().strip()
+        packed = (line.split() for line in (shared / "packed-refs").read_text().splitlines())
+        return next((words[0] for words in packed if words[1:] == [name]), None)
+    except OSError:
         return None
-    return result.stdout.strip() or None
 
 
 def settings_by_path(settings: Any, path: str = "") -> dict[str, Any]:

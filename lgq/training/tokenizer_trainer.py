@@ -26,6 +26,7 @@ from lgq.metrics.quality import TokenizerQuality, reconstruct_with
 from lgq.models.inception import FEATURES
 from lgq.quantizers import Quantizer
 from lgq.quantizers.compositions.composition import Composition
+from lgq.quantizers.continuous import Continuous
 from lgq.tokenizer import Tokenized, Tokenizer, default_options
 from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
@@ -237,7 +238,10 @@ class TokenizerTrainer(Trainer):
         if rank() == 0 and picture is not None:
             grid = self._save_picture(step, picture, columns=len(picture) // 2)
             self.pictures = {"reconstructions": grid, "usage": usage_bars(by_stage)}
-        return quality.metrics() | norms | _per_stage(UTILIZATION, [usage.utilization for usage in by_stage])
+        metrics = quality.metrics()
+        if isinstance(tokenizer.quantizer, Continuous):  # it has no codes to use
+            return {name: value for name, value in metrics.items() if name not in quality.usage.summary()}
+        return metrics | norms | _per_stage(UTILIZATION, [usage.utilization for usage in by_stage])
 
     def save_pretrained(self, directory: Path) -> None:
         with self._averaged_weights():

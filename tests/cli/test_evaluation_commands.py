@@ -36,7 +36,7 @@ def test_an_evaluation_is_printed_recorded_and_drawn_with_the_metrics_that_have_
     for _ in range(2):
         command("evaluate", tokenizer, *IMAGES)
     printed = capsys.readouterr()
-    assert "6 images" in printed.out
+    assert "6 images of 32 x 32 pixels" in printed.out
     assert "PSNR" in printed.out
     assert "no lpips" in printed.err
     assert "run `lgq weights fetch`" in printed.err

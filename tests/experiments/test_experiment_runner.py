@@ -247,8 +247,10 @@ def test_a_signal_stops_the_runner_and_the_same_call_goes_on(owner, name, images
 def test_another_protocol_in_one_directory_is_refused(images, out):
     run_tiny("logits", images, out, only=["l2"])
     sources, longer = sources_of(images), SMOKE.adjusted(steps=6)
+    more_ablation = replace(SMOKE, ablation=SMOKE.adjusted(steps=5).ablation)
     for words, name, scale, given in (
         ("`steps` of logits was 4, now 6", "logits", longer, sources),
+        (r"the steps of ablations \(`steps`\) of logits was 4, now 5", "logits", more_ablation, sources),
         ("`scale` of logits was smoke, now pocket", "cost", named_scale("pocket"), sources),
         (
             "`val_data` of logits was val, now val, which holds other images",
@@ -278,5 +280,5 @@ def test_timings_on_a_busy_machine_are_warned_of_and_say_so(load, warns, monkeyp
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     task = replace(SMOKE.timed("fsq", 8), tokens=8, repeats=1)
     ours = measure_cost(task, torch.device("cpu"))[0]
-    assert ours["load"] == load
+    assert (ours["load"], ours["cores"]) == (load, 2)
     assert ("the machine is busy (load 60.0, 2 cores)" in caplog.text) == warns

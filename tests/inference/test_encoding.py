@@ -362,3 +362,14 @@ def test_a_picture_is_no_directory_of_reconstructions(tmp_path):
     data = put_pictures(tmp_path / "photos", ["a.png"])
     with pytest.raises(LGQError, match=r"`out` must be a directory.*got .*rec\.png"):
         reconstruct(build(), data, tmp_path / "rec.png")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_enlarged_images_are_counted_with_the_size_that_enlarges_none(tmp_path, dry_run):
+    photos = put_pictures(tmp_path / "photos", ["a.png", "b.png", "c.png"])
+    picture(9, 2 * SIDE, 2 * SIDE).save(photos / "large.png")
+    out = () if dry_run else (tmp_path / "tokens",)
+    work = encoding.estimate_encoding if dry_run else encoding.encode
+    with pytest.warns(LGQWarning, match="3 of 4 images are smaller than 32 x 32") as warned:
+        work(build(), photos, *out, image_size=2 * SIDE)
+    assert [str(warning.message).endswith("`image_size` 16 enlarges none.") for warning in warned] == [True]

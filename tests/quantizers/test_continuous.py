@@ -1,12 +1,16 @@
 """The continuous autoencoder: what a tokenizer without a quantizer does, and where it is not listed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from tiny_run import TINY, paint_photos, train
 
 from lgq.errors import LGQError
 from lgq.models.autoencoder import Backbone
 from lgq.quantizers import CONTINUOUS, QUANTIZERS, build_quantizer
 from lgq.tokenizer import Tokenizer
+from lgq.training.journal import read_records
 
 SMALL = Backbone(widths=(4, 8), blocks=1, groups=2, attention_heads=0, latent_channels=8, latent_groups=2)
 
@@ -44,3 +48,14 @@ def test_a_tokenizer_without_a_quantizer_is_saved_and_loaded_and_is_no_method(tm
     assert tokenizer.parameter_counts()["quantizer"] == 0
     assert CONTINUOUS in QUANTIZERS
     assert CONTINUOUS not in list(QUANTIZERS)
+
+
+def test_training_without_a_quantizer_says_nothing_about_the_use_of_codes(tmp_path, capfd):
+    (tmp_path / "photos").mkdir()
+    photos, run = paint_photos(tmp_path / "photos"), replace(TINY, quantizer=CONTINUOUS, codebook_size=1)
+    train(run, photos, tmp_path / "run")
+    validations = [line["values"] for line in read_records(tmp_path / "run") if line["split"] == "validation"]
+    assert all("psnr" in values and "utilization" not in values for values in validations)
+    said = capfd.readouterr().err
+    assert "dB" in said
+    assert "used" not in said

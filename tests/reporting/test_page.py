@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from result_sets import FakeRow, comparison_rows, write_results
+from result_sets import FakeRow, comparison_rows, result_set_of, write_results
 
 import lgq
 from lgq.cli import main, parse
@@ -21,6 +21,7 @@ from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
 from lgq.plots.palette import colour_of
+from lgq.reporting.overview import changes_since
 from lgq.reporting.page import report, report_page, tinted
 from lgq.reporting.paper_tables import NOT_GIVEN, all_tables, build_table, table_specs
 from lgq.reporting.result_set import read_result_set
@@ -387,7 +388,9 @@ def test_records_of_an_earlier_protocol_are_told_beside_their_commands(tmp_path)
         directory.write_record(
             planned[0].id, record | {"start": {"id": "autoencoder-s0", "fingerprint": "0"}}
         )
-        commands = report_page(read_result_set(directory.root)).split('id="commands"')[1]
+        page = report_page(read_result_set(directory.root))
+        assert ("1 of 1 runs were made with an earlier protocol" in page.split("</header>")[0]) == is_told
+        commands = page.split('id="commands"')[1]
         assert ("earlier protocol" in commands) == is_told
         assert ("<code>learning_rate</code>: 123.0, now " in commands) == is_told
         assert ("1 of 1 runs were made with an earlier protocol" in commands) == is_told
@@ -417,3 +420,30 @@ def test_a_page_of_the_viewer_beside_the_report_is_linked(results, tmp_path):
     (tmp_path / "view.html").write_text("the page")
     report(results.root, tmp_path / "report.html")
     assert '<a href="view.html">' in (tmp_path / "report.html").read_text()
+
+
+def test_recordings_are_data_and_no_protocol():
+    row = next(row for row in EXPERIMENTS["modality"].rows(SCALES["pocket"]()) if row.label == "FSQ")
+    config = row.task.settings() | {"recordings": "fed1719db188f40f"}
+    results = result_set_of({"modality": [FakeRow("FSQ", config, [{"snr": 2.0}], kind="speech")]})
+    plan = results.plans["modality"]
+    planned = (replace(plan.rows[0], row=row.row),)
+    now = replace(results, plans={"modality": replace(plan, scale="pocket", rows=planned)})
+    assert changes_since(now) is None
+
+
+def test_timings_of_a_busy_machine_have_a_footnote():
+    rows = [
+        FakeRow(
+            name,
+            {"quantizer": name.lower(), "codebook_size": 16_384},
+            [{"ms": 1.0, "extra_bytes": 1e6, "load": load, "cores": 2.0}],
+            kind="cost",
+        )
+        for name, load in (("LGQ", 9.0), ("FSQ", 0.5))
+    ]
+    table = build_table(result_set_of({"cost": rows}), table_specs()["Table 8"])
+    shown = {row.name: [cell.mean for cell in row.ours] for row in table.rows if row.ours}
+    marks = {name: sum("\N{DAGGER}" in mean for mean in means) for name, means in shown.items()}
+    assert sorted(marks.values())[0] == 0 < sorted(marks.values())[1]
+    assert "\N{DAGGER} timed on a busy machine: it decides no claim" in table.basis

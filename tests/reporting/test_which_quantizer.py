@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 from result_sets import FakeRow, result_set_of
 
@@ -49,7 +50,7 @@ def world() -> dict[str, list[FakeRow]]:
         FakeRow(
             name.upper(),
             {"quantizer": name, "codebook_size": 64, "mean": mean},
-            [{"utilization": used}],
+            [{"utilization": used, "mse": 36.0 if name == "lgq" else 0.4}],
             group=f"mean {mean:g}",
             kind="gaussian",
         )
@@ -88,14 +89,29 @@ def world() -> dict[str, list[FakeRow]]:
         (
             "codebook-size",
             (
-                "**16,384 codes**: LGQ has the best LPIPS (0.190), ahead of all others.",
-                "**1,024 codes**: FSQ has the best LPIPS (0.304); LGQ cannot be told from it.",
-                "LGQ use more than 90% of 16,384 codes; FSQ uses the fewest (50%).",
+                "**16,384 codes**: LGQ has the best LPIPS (0.190), ahead of all others; by PSNR LGQ is 1 of",
+                "**1,024 codes**: FSQ has the best LPIPS (0.304); LGQ cannot be told from it; LGQ is 2 of 2 "
+                "(0.305); by PSNR LGQ is 1 of 2.",
+                "(16,384 codes): LGQ uses 90% of the codes or more; FSQ uses the fewest (50%); LGQ is 1 of 2 "
+                "(95%).",
             ),
         ),
         ("cold", ("FSQ loses the least (0.5 dB) and LGQ the most (2.0 dB).",)),
-        ("cost", ("FSQ takes the least time per step (2.0 ms), LGQ the most (40 times that).",)),
-        ("gaussian", ("(mean 8, deviation 1): LGQ still uses half of the codes or more, FSQ less than 5%.",)),
+        (
+            "cost",
+            (
+                "FSQ takes the least time per step (2.0 ms), LGQ the most (40 times that); LGQ takes 80 ms, "
+                "40 times the least.",
+            ),
+        ),
+        (
+            "gaussian",
+            (
+                "FSQ less than 5%; LGQ: 100.0% at mean 0 (1 of 2), 60.0% at mean 8 (1 of 2).",
+                "FSQ has the lowest (0.40), LGQ the highest (36.00); LGQ: 36.00 at mean 0 (2 of 2), 36.00 at "
+                "mean 8 (2 of 2).",
+            ),
+        ),
         ("regularizers", ("50% of the codes with both at 0.005, 90% with both at 0.05.",)),
         ("comparison", ("helps LGQ the most: its LPIPS falls by 0.020.",)),
         ("latents", ("FSQ represents the latents best with 64 codes, LGQ worst.",)),
@@ -109,10 +125,10 @@ def test_each_line_stands_on_an_experiment_and_goes_with_it(experiment, sentence
     assert not any(sentence in less for sentence in sentences)
 
 
-def test_all_records_give_ten_lines_and_none_give_none():
+def test_all_records_give_eleven_lines_and_none_give_none():
     results = result_set_of(world())
     small = {name: replace(plan, scale="pocket") for name, plan in results.plans.items()}
-    assert len(advice(replace(results, plans=small))) == 10
+    assert len(advice(replace(results, plans=small))) == 11
     assert advice(result_set_of({})) == [] or "does not say" in advice(result_set_of({}))[0]
 
 
@@ -122,6 +138,37 @@ def test_records_of_an_earlier_protocol_give_no_advice():
         row.extra = {}
     lines = samples_over(result_set_of(records), "codebook-size", "lpips", "codebook_size")
     assert not any(lines.values())
+
+
+def test_a_place_of_lgq_between_the_ends_is_told_with_its_figure():
+    times = {"fsq": 2.0, "vq": 10.0, "lgq": 80.0, "ibq": 200.0}
+    rows = over_sizes({name: {16_384: {"ms": [ms]}} for name, ms in times.items()}, kind="cost")
+    text = page(result_set_of({"cost": rows}))
+    assert "IBQ the most (100 times that); LGQ takes 80 ms, 40 times the least and 8.0 times VQ's." in text
+    for row in rows[-1:]:
+        row.values = [row.values[0] | {"load": 9.0, "cores": 2.0}]
+    assert "LGQ the most (40 times that)" in page(result_set_of({"cost": rows}))
+    errors = {"fsq": 0.4, "lgq": 0.5, "ibq": 0.6}
+    latents = over_sizes({name: {64: {"mse": [e]}} for name, e in errors.items()}, kind="latents")
+    assert "IBQ worst; LGQ is 2 of 3 (0.500)." in page(result_set_of({"latents": latents}))
+
+
+def test_the_comparison_alone_gives_advice_at_its_size():
+    values = {"lpips": [0.2], "utilization": [0.3]}
+    rows = over_sizes({"lgq": {16_384: values}, "fsq": {16_384: values | {"lpips": [0.1]}}})
+    text = page(result_set_of({"comparison": rows}))
+    assert (
+        "**16,384 codes**: FSQ has the best LPIPS (0.100); LGQ cannot be told from it; LGQ is 2 of 2" in text
+    )
+    assert "(16,384 codes): no quantizer uses 90% of the codes" in text
+
+
+def test_the_panel_on_shifted_data_names_its_number_of_codes(monkeypatch):
+    titles = []
+    monkeypatch.setattr(Axes, "set_title", lambda axes, title, **_: titles.append(title))
+    picture(result_set_of(world()))
+    assert titles[-1] == "Codes used on shifted data, %, 64 codes"
+    assert titles[0] == PANELS[0].title
 
 
 @pytest.mark.parametrize("records", [world(), {}], ids=["all", "none"])
