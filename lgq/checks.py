@@ -172,3 +172,11 @@ def needs_plain_formulas() -> bool:
 def has_values(x: Tensor) -> bool:
     """Tell whether Python may look at the values of a tensor: not while it is traced, or on `meta`."""
     return not (torch.compiler.is_compiling() or needs_plain_formulas() or x.is_meta)
+
+
+def is_recomputed() -> bool:
+    """Tell whether activation checkpointing computes a forward pass again, within a backward pass.
+
+    The batch has then been counted. Compiled code cannot tell.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -19,6 +19,7 @@ from lgq.checks import (
     has_values,
     is_exported,
     is_jit_traced,
+    is_recomputed,
     require_at_least,
     require_channels,
     require_finite,
@@ -42,6 +43,10 @@ _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
 _NARROW = 32
 """Number of columns below which products of a long matrix are slow if it is stored by rows."""
+_FEWEST_VECTORS = 8
+"""Vectors of a batch below which its mean and spread say little."""
+_FARTHEST_MEAN = 1.5
+"""Mean of latents, in units of their spread, beyond which most codes around the origin are never chosen."""
 
 
 class Quantizer(nn.Module, ABC):
@@ -69,14 +74,17 @@ class Quantizer(nn.Module, ABC):
     float32_buffers: tuple[str, ...] = ()
     """Buffers that stay in float32 or better when the module is moved to half precision."""
     good_scale: tuple[float, float] | None = None
-    """Root mean square of latents, from and to, for which the initial codes or a temperature are made; None
-    for any."""
+    """Spread of latents, from and to, for which the initial codes or a temperature are made: the root mean
+    square over channels of the standard deviation over vectors. None for any latents."""
+    scale_is_norm = False
+    """Whether `good_scale` is of the root mean square of latents instead, which sets the size of inner
+    products."""
     has_temperature: ClassVar[bool] = False
     """Whether a temperature is made for `good_scale`, wherever the codes come from."""
     codes_are_given = False
     """Whether the codes come from data, a caller or another library, instead of from a seed."""
     off_scale_advice: str = ""
-    """What else to turn if the latents' root mean square is another."""
+    """What to do about latents of another scale, as a sentence without its full stop."""
     index_shape: tuple[int, ...] = ()
     """Shape of one vector's indices: () for a single index, such as (stages,) for a composition."""
     dense_matrices: ClassVar[int | None] = None
@@ -123,9 +131,15 @@ class Quantizer(nn.Module, ABC):
 
     def quantize(self, z: Float[Tensor, "n c"]) -> Quantized:
         """Call `quantize_vectors` between the projections of `codebook_dim`."""
+        result = self.quantize_vectors(z if self.codebook_dim is None else self.project_in(z))
+        if not isinstance(result, Quantized):
+            raise LGQError(
+                f"quantize_vectors of {type(self).__name__} returned {type(result).__name__}, which has no "
+                "names: return Quantized(quantized, indices, loss, terms)."
+            )
         if self.codebook_dim is None:
-            return self.quantize_vectors(z)
-        codes, indices, loss = result = self.quantize_vectors(self.project_in(z))
+            return result
+        codes, indices, loss = result
         return Quantized(self.project_out(codes), indices, loss, result.terms)
 
     def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
@@ -199,10 +213,13 @@ class Quantizer(nn.Module, ABC):
             index -1 and the output 0, and enter no loss, no usage and no running mean.
         """
         vectors, tokens, kept = self._to_vectors(z, mask)
-        if self.training and has_values(vectors):
+        new_batch = self.training and not is_recomputed()
+        if new_batch and has_values(vectors):
             self.watch(vectors.detach())
+        elif not self.training and has_values(vectors):
+            self.watch_evaluation()
         with outside_autocast(z):
-            if self.training:
+            if new_batch:
                 self.begin_batch()
             if self.training or (torch.is_grad_enabled() and not is_exported()):
                 result = self.quantize(vectors)
@@ -224,6 +241,8 @@ class Quantizer(nn.Module, ABC):
         mask: as in `forward`; vectors where it is False have the index -1.
         """
         vectors, tokens, kept = self._to_vectors(z, mask)
+        if has_values(vectors):
+            self.watch_evaluation()
         with outside_autocast(z):
             return _unflatten(_put_back(self.assign(vectors), kept, NO_CODE), tokens)
 
@@ -259,34 +278,54 @@ class Quantizer(nn.Module, ABC):
         """Warn, once, of training that will probably fail; called for each batch, except in compiled code."""
         self._training_forwards += 1
         # Few batches: the measurement waits for the device.
-        early = self._training_forwards in _SCALE_CHECKS and self.scale_matters and len(z) > 0
-        if self.good_scale is None or not early or (self.codes_are_given and not self.has_temperature):
+        early = self._training_forwards in _SCALE_CHECKS and len(z) >= _FEWEST_VECTORS
+        if not (early and self.scale_matters) or (self.codes_are_given and not self.has_temperature):
             return
-        if self.codebook_dim is not None:
-            z = self.project_in(z).detach()
-        rms, (low, high) = float(z.square().mean().sqrt()), self.good_scale
-        if not low <= rms <= high:
+        trouble = self._scale_trouble(z if self.codebook_dim is None else self.project_in(z).detach())
+        if trouble is not None:
             self.scale_matters = False
-            reason = "temperature is" if self.codes_are_given else "initial codes are"
             warnings.warn(
-                f"the latents of {type(self).__name__} have a root mean square of {rms:.2g} per channel, "
-                f"outside {low:g} to {high:g}, for which its {reason} made: few codes may be used. "
-                f"Put a GroupNorm or LayerNorm before the quantizer, or multiply the latents by "
-                f"{1 / max(rms, 1e-6):.2g}{self.off_scale_advice}.",
+                f"the latents of {type(self).__name__} have {trouble}: few codes may be used. "
+                f"{self.off_scale_advice}.",
                 LGQWarning,
                 stacklevel=2,
             )
 
+    def watch_evaluation(self) -> None:
+        """Warn, once, of a training that lacked something; called by evaluations, not in compiled code."""
+
+    def _scale_trouble(self, z: Float[Tensor, "n c"]) -> str | None:
+        """Say what is wrong with the scale of latents, or return None."""
+        if self.good_scale is None:
+            return None
+        (low, high), made = self.good_scale, "temperature is" if self.codes_are_given else "initial codes are"
+        if self.scale_is_norm:
+            rms = float(z.square().mean().sqrt())
+            if low <= rms <= high:
+                return None
+            return f"a root mean square of {rms:.2g} per channel, and its {made} made for {low:g} to {high:g}"
+        spread, mean = float(z.std(0, correction=0).square().mean().sqrt()), z.mean(0).square().mean().sqrt()
+        # Distances between latents and codes that were taken from them do not depend on the mean.
+        farthest = float("inf") if self.codes_are_given and self.score == "l2" else _FARTHEST_MEAN
+        if low <= spread <= high and mean <= farthest * spread:
+            return None
+        rules = [f"{low:g} to {high:g}"] if high < float("inf") else []
+        rules += [f"a mean of at most {farthest:g} times that"] if farthest < float("inf") else []
+        return (
+            f"a standard deviation of {spread:.2g} per channel around a mean of {float(mean):.2g}, and its "
+            f"{made} made for {' and '.join(rules)}"
+        )
+
     def extra_repr(self) -> str:
-        """Return the constructor's arguments, from the attributes of their names; torch adds modules."""
+        """Return the sizes, and the arguments of the constructor that differ from its defaults."""
         shown = []
-        for name in inspect.signature(type(self)).parameters:
-            value = getattr(self, name, None)
+        for name, argument in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, argument.default)
             if isinstance(value, Tensor) and value.ndim > 1:
                 value = f"<{' x '.join(map(str, value.shape))}>"
             elif isinstance(value, Tensor) and not value.is_meta:
                 value = tuple(value.tolist())
-            if hasattr(self, name) and not isinstance(value, nn.Module | Tensor):
+            if not isinstance(value, nn.Module | Tensor) and value != argument.default:
                 shown.append(f"{name}={value!r}")
         return ", ".join(shown)
 

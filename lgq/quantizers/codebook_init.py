@@ -3,6 +3,7 @@
 n = vectors, k = codes, c = channels.
 """
 
+import warnings
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lgq.checks import has_values, require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantizer
 
@@ -78,9 +79,28 @@ class DataInitQuantizer(Quantizer):
             )
         if int(broadcast_from_first(torch.tensor(len(z), device=z.device))) == 0:
             return
-        codes = self.data_init_codes(z) if rank() == 0 else z.new_empty(self.codebook_size, self.code_dim)
+        if rank() == 0:
+            self._watch_start(z)
+            codes = self.data_init_codes(z)
+        else:
+            codes = z.new_empty(self.codebook_size, self.code_dim)
         self.set_codebook(broadcast_from_first(codes))
         self.begin_batch()  # again, as the codes are others now
+
+    def _watch_start(self, z: Float[Tensor, "n c"]) -> None:
+        """Warn of a first batch from which few different codes come."""
+        if not has_values(z):
+            return
+        few = self.init == "kmeans" and len(z) < self.codebook_size
+        if not few and len(z) > 1 and (z != z[0]).any():
+            return
+        batch = f"has {len(z)} latents for {self.codebook_size} codes" if few else "holds equal latents only"
+        warnings.warn(
+            f'the first training batch of {type(self).__name__}(init="{self.init}") {batch}, so codes start '
+            "nearly equal: begin with a larger batch of varied data, or with q.set_codebook(codes).",
+            LGQWarning,
+            stacklevel=2,
+        )
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.needs_data_init, device="cpu")

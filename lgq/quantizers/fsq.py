@@ -32,7 +32,7 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
     if codebook_size < 2 or codebook_size != 2**bits:
         raise LGQError(
             f"FSQ has default levels for powers of two from 2 on, got `codebook_size` {codebook_size}: "
-            f"set the levels, such as `quantizer_options` levels=[8,5,5,5] for 1,000."
+            "set levels=[8,5,5,5], as for 1,000 codes (in a run, by `quantizer_options`)."
         )
     if bits <= 2:
         return (codebook_size,)

@@ -3,6 +3,7 @@
 n = vectors, k = codes, c = channels.
 """
 
+import math
 from typing import Literal, get_args
 
 import torch.nn.functional as F
@@ -40,8 +41,9 @@ class IBQ(DataInitQuantizer):
     dense_matrices = 11
     # The products of larger latents with codes of deviation 1 saturate the softmax.
     good_scale: tuple[float, float] | None = (0.0, 3.0)
+    scale_is_norm = True
     has_temperature = True
-    off_scale_advice = ", or lower init_std"
+    off_scale_advice = "Put a LayerNorm before the quantizer, or lower init_std"
 
     def __init__(
         self,
@@ -70,9 +72,10 @@ class IBQ(DataInitQuantizer):
         self.score, self.sample_temperature = score, sample_temperature
         self.start_codes(init)
         if score == "cosine":
-            self.good_scale = None
-        if init != "normal":
-            self.off_scale_advice = ', or compare angles: score="cosine"'
+            self.good_scale, self.scale_is_norm = (0.0, math.inf), False
+            self.off_scale_advice = "Put a BatchNorm before the quantizer"
+        elif init != "normal":
+            self.off_scale_advice = 'Put a LayerNorm before the quantizer, or compare angles: score="cosine"'
         codes = normal_codes(codebook_size, self.code_dim, seed=self.seed, std=init_std)
         self.codebook = nn.Parameter(codes)
 

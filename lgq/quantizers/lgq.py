@@ -5,7 +5,7 @@ n = vectors, k = codes, c = channels.
 
 import math
 import warnings
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,14 @@ TauShape = Literal["linear", "cosine", "constant"]
 DiversityScale = Literal["codes", "tokens"]
 LatentScale = Literal["unit", "data"]
 
-_SCALE_BATCHES = 10
-"""Training batches over which `scale="data"` measures the latents."""
+_MEASURE_DECAY = 0.99
+"""Decay of the running mean and spread of `scale="data"`; before 1 / (1 - decay) batches, all count alike."""
+_MEASURES = ("latent_mean", "latent_spread", "measured_batches")
+"""Buffers of `scale="data"`; a negative number of batches keeps the others as they are."""
 _UNANNEALED_FORWARDS = 1_000
 """Training batches after which a temperature that was never annealed is taken for a mistake."""
+_UNANNEALED_EVALUATION = 100
+"""The same, where an evaluation follows."""
 
 
 class LGQ(DataInitQuantizer):
@@ -38,9 +42,9 @@ class LGQ(DataInitQuantizer):
     score: logit of the softmax: `l2`, the negative squared distance, `dot`, the inner product, or `cosine`,
         for which latents and codes have unit norm.
     codebook_dim: number of channels of the codes, behind linear maps; None for those of the latents.
-    scale: `unit` compares latents as they are, as in the paper. `data` divides them by their root mean square
-        over the first training batches and multiplies the codes by it, so that the scale of the latents
-        changes nothing but that of the output.
+    scale: `unit` compares latents as they are, as in the paper. `data` subtracts their running mean per
+        channel, divides by their running spread, one number, and gives the codes both back, so that shifting
+        and scaling the latents changes nothing but the output, in the same way.
     tau_start, tau_end, tau_shape: temperature over training, set by `anneal`; `constant` stays at tau_start.
     peak_weight: weight of mean_n (1 - sum_k p_nk^2), which makes each vector commit to one code.
     diversity_weight: weight of S sum_k (mean_n p_nk)^2, which spreads the batch over the codes.
@@ -56,7 +60,8 @@ class LGQ(DataInitQuantizer):
 
     label = "LGQ"
     tau: Tensor
-    latent_rms: Tensor
+    latent_mean: Tensor
+    latent_spread: Tensor
     measured_batches: Tensor
     float32_buffers: tuple[str, ...] = ("tau",)
     dense_matrices = 6
@@ -66,8 +71,9 @@ class LGQ(DataInitQuantizer):
     scale_defaults = {  # noqa: RUF012
         "photo": {"tau_start": 0.4, "peak_weight": 0.05, "diversity_weight": 0.05}
     }
-    off_scale_advice = ', or measure them: scale="data"'
+    off_scale_advice = 'Put a BatchNorm before the quantizer, or set scale="data", init="kmeans"'
     _annealed = False
+    _measures_next = False
 
     def __init__(
         self,
@@ -111,11 +117,12 @@ class LGQ(DataInitQuantizer):
         self.register_buffer("tau", torch.tensor(float(tau_start)))
         self.scale = scale
         if scale == "data":
-            self.good_scale, self.float32_buffers = None, ("tau", "latent_rms", "measured_batches")
-            self.register_buffer("latent_rms", torch.tensor(1.0))
+            self.good_scale, self.float32_buffers = None, ("tau", *_MEASURES)
+            self.register_buffer("latent_mean", torch.zeros(self.code_dim))
+            self.register_buffer("latent_spread", torch.tensor(1.0))
             self.register_buffer("measured_batches", torch.tensor(0.0))
         elif score == "cosine":
-            self.good_scale = None
+            self.good_scale = (0.0, math.inf)
 
     def anneal(self, progress: float) -> None:
         super().anneal(progress)
@@ -125,24 +132,37 @@ class LGQ(DataInitQuantizer):
 
     def watch(self, z: Float[Tensor, "n c"]) -> None:
         super().watch(z)
-        if self._training_forwards != _UNANNEALED_FORWARDS or self._annealed or self.tau_shape == "constant":
+        if self._training_forwards == _UNANNEALED_FORWARDS:
+            self._warn_if_not_annealed()
+
+    def watch_evaluation(self) -> None:
+        if self._training_forwards >= _UNANNEALED_EVALUATION:
+            self._warn_if_not_annealed()
+
+    def _warn_if_not_annealed(self) -> None:
+        if self._annealed or self.tau_shape == "constant" or self.tau_start == self.tau_end:
             return
-        if self.tau_start != self.tau_end and math.isclose(float(self.tau), self.tau_start, rel_tol=1e-6):
+        self._annealed = True  # or else set by hand, or named: nothing more to say
+        if math.isclose(float(self.tau), self.tau_start, rel_tol=1e-6):
             warnings.warn(
-                f"after {_UNANNEALED_FORWARDS:,} training batches, the temperature of LGQ is still "
+                f"after {self._training_forwards:,} training batches, the temperature of LGQ is still "
                 f"tau_start = {self.tau_start:g}, as `anneal` was never called; assignments "
                 "then stay soft to the end of training: call q.anneal(step / (steps - 1)) at "
-                "each step, or set "
-                f'tau_shape="constant" if the temperature shall stay.',
+                'each step, or set tau_shape="constant" if the temperature shall stay.',
                 LGQWarning,
                 stacklevel=2,
             )
 
+    def extra_repr(self) -> str:
+        tau = "" if self.tau.is_meta else f", tau={float(self.tau):g}"
+        return super().extra_repr() + tau
+
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
-        if self.training and self.scale == "data" and not self.frozen:
-            self._measure_scale(z.detach())
+        if self.training and self._measures_next:
+            self._measure(z.detach())
         z = self._in_units(z)
         self.init_from_data(z)
+        self._measures_next = False
         codes = self.compared(self.codebook)
         route: CodebookGradient = "both" if self.hard_gradient else "soft"
         # A copy: the temperature may be annealed before the backward pass.
@@ -181,24 +201,46 @@ class LGQ(DataInitQuantizer):
         """Return the code of each index: a row of `codebook`, in units of the latents with `scale="data"`."""
         return self._from_units(super().lookup(indices))
 
+    def begin_batch(self) -> None:
+        super().begin_batch()
+        # Once per batch: a composition that uses the codes again decodes all indices by the same measures.
+        self._measures_next = self.scale == "data" and not self.frozen
+
     def _in_units(self, z: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        return self.compared(z / self.latent_rms.to(z.dtype) if self.scale == "data" else z)
+        if self.scale == "data":
+            mean, spread = self._measures(z.dtype)
+            z = (z - mean) / spread
+        return self.compared(z)
 
     def _from_units(self, codes: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        return codes * self.latent_rms.to(codes.dtype) if self.scale == "data" else codes
+        if self.scale == "unit":
+            return codes
+        mean, spread = self._measures(codes.dtype)
+        return codes * spread + mean
+
+    def _measures(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        # Copies: another batch may be measured before the backward pass.
+        return self.latent_mean.to(dtype, copy=True), self.latent_spread.to(dtype, copy=True)
 
     @torch.no_grad()
-    def _measure_scale(self, z: Float[Tensor, "n c"]) -> None:
-        """Average the mean square of the first training batches, over all processes."""
-        squares = z.to(self.latent_rms.dtype).square().sum()
-        numbers = squares.new_full((), z.shape[0] * z.shape[1])
-        squares, numbers = sum_over_ranks(squares), sum_over_ranks(numbers)
-        counts = (numbers > 0) & (self.measured_batches < _SCALE_BATCHES)
-        batches = self.measured_batches + counts.to(squares.dtype)
-        square = self.latent_rms.square()
-        mean_square = square + (squares / numbers.clamp_min(1) - square) / batches.clamp_min(1)
-        rms = mean_square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
-        self.latent_rms.copy_(torch.where(counts, rms, self.latent_rms))
+    def _measure(self, z: Float[Tensor, "n c"]) -> None:
+        """Add a training batch of all processes to the running mean per channel and spread about it."""
+        z = z.to(self.latent_mean.dtype)
+        vectors = sum_over_ranks(z.new_full((), z.shape[0]))
+        mean = sum_over_ranks(z.sum(0)) / vectors.clamp_min(1)
+        # About the mean in a second pass: the difference of squares would cancel where the mean is large.
+        variance = sum_over_ranks((z - mean).square().sum()) / (vectors * z.shape[1]).clamp_min(1)
+        counts = (vectors > 0) & (self.measured_batches >= 0)
+        batches = self.measured_batches + counts.to(z.dtype)
+        share = counts.to(z.dtype) * (1 / batches.clamp_min(1)).clamp_min(1 - _MEASURE_DECAY)
+        shift = mean - self.latent_mean
+        between = share * (1 - share) * shift.square().mean()
+        variance = torch.lerp(self.latent_spread.square(), variance, share) + between
+        self.latent_mean.add_(share * shift)
+        # Latents that are all equal have a spread of rounding errors.
+        rounding = self.latent_mean.square().mean().sqrt() * torch.finfo(z.dtype).eps
+        spread = variance.sqrt().maximum(rounding).clamp_min(torch.finfo(z.dtype).tiny)
+        self.latent_spread.copy_(torch.where(counts, spread, self.latent_spread))
         self.measured_batches.copy_(batches)
 
     def _diversity(self, usage: Float[Tensor, " k"], tokens: int) -> Float[Tensor, ""]:
@@ -216,8 +258,16 @@ class LGQ(DataInitQuantizer):
     def reset_parameters(self, seed: int) -> None:
         super().reset_parameters(seed)
         if self.scale == "data":
-            self.latent_rms.fill_(1.0)
+            self.latent_mean.zero_()
+            self.latent_spread.fill_(1.0)
             self.measured_batches.zero_()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        rms = state_dict.pop(f"{prefix}latent_rms", None) if self.scale == "data" else None
+        if rms is not None:  # from before the mean was measured: its codes fit these measures, which stay
+            old = (torch.zeros_like(self.latent_mean), rms, torch.full_like(self.measured_batches, -1))
+            state_dict.update({f"{prefix}{name}": value for name, value in zip(_MEASURES, old, strict=True)})
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

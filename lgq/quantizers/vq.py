@@ -6,6 +6,7 @@ distributions is that of Wasserstein VQ (Fang et al. 2025).
 n = vectors, k = codes, c = channels.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial, partialmethod
 from typing import Literal, get_args
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least, require_between, require_one_of
+from lgq.checks import is_recomputed, require_at_least, require_between, require_one_of
 from lgq.distributed import broadcast_from_first, sum_over_ranks
 from lgq.errors import LGQError
 from lgq.ops.gradients import rotate_to, step_to, straight_through
@@ -60,7 +61,10 @@ class VQ(DataInitQuantizer):
     sums: Tensor
     float32_buffers = ("counts", "sums")
     dense_matrices = 3
-    off_scale_advice = ', or start the codes at the latents: init="kmeans", restart_below=1'
+    off_scale_advice = (
+        'Start the codes at the latents (init="kmeans", restart_below=1), '
+        "or put a BatchNorm before the quantizer"
+    )
 
     def __init__(
         self,
@@ -100,8 +104,7 @@ class VQ(DataInitQuantizer):
         self.restart_below = restart_below
         self.sample_temperature = sample_temperature
         self.start_codes(init)
-        if score == "l2":
-            self.good_scale = (0.3, 3.0)
+        self.good_scale = (0.3, 3.0) if score == "l2" else (0.0, math.inf)
         codes = torch.empty(codebook_size, self.code_dim)
         if learning == "gradient":
             self.codebook = nn.Parameter(codes)
@@ -176,6 +179,10 @@ class VQ(DataInitQuantizer):
 
     def _update_averages(self, z: Float[Tensor, "n c"], indices: Int[Tensor, " n"]) -> None:
         if self.learning == "gradient" and self.restart_below is None:
+            return
+        if is_recomputed():
+            if self.restart_below is not None:
+                torch.randperm(len(z), device=z.device)  # as in the first pass: later draws must be the same
             return
         z = z.to(self.sums.dtype)
         counts = torch.zeros_like(self.counts).index_add_(0, indices, torch.ones_like(z[:, 0]))

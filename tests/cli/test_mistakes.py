@@ -31,7 +31,7 @@ MISTAKES = [
         "train pocket-lgq --data photos --quantizer-options tau_ed=1",
     ),
     (
-        "such as --quantizer-options levels=[8,5,5,5] for 1,000",
+        "set levels=[8,5,5,5], as for 1,000 codes (in a run, by --quantizer-options)",
         "train pocket-fsq --data photos --codebook-size 257",
     ),
     *(

@@ -65,6 +65,12 @@ def test_temperature_follows_its_shape(shape, half, end):
     assert temperatures == pytest.approx([1.0, quarter[shape], half, end])
 
 
+def test_the_representation_shows_the_present_temperature():
+    q = LGQ(2, 3, seed=4, tau_end=0.5)
+    q.anneal(0.5)
+    assert repr(q) == "LGQ(dim=2, codebook_size=3, tau_end=0.5, seed=4, tau=0.75)"
+
+
 def test_annealing_between_forward_and_backward_changes_no_gradient():
     q, z = LGQ(3, 8), torch.randn(10, 3, requires_grad=True)
     (expected,) = torch.autograd.grad(q(z).quantized.sum(), z)
@@ -198,3 +204,14 @@ def test_training_with_the_default_loss_spreads_the_codes_over_clustered_data():
         optimizer.step()
     assert len(q(z).indices.unique()) == 16
     assert (q(z).quantized - z).square().mean() < before / 4
+
+
+def test_a_quantizer_of_one_s_own_that_returns_a_plain_tuple_is_told_what_to_return():
+    class Plain(LGQ):
+        def quantize_vectors(self, z):
+            return tuple(super().quantize_vectors(z))
+
+    with pytest.raises(
+        ValueError, match=r"quantize_vectors of Plain returned tuple.*return Quantized\(quantized"
+    ):
+        Plain(3, 8)(torch.randn(4, 3))

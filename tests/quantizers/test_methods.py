@@ -8,6 +8,7 @@ import pytest
 import scipy.linalg
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from lgq import BSQ, FSQ, IBQ, LGQ, VQ, DiVeQ, Grouped, ProjectedVQ, Residual, SimVQ
 from lgq.errors import LGQError, LGQWarning
@@ -275,40 +276,127 @@ def test_every_learned_codebook_can_start_at_the_latents(make, init):
 # --- The scale of the latents --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"init": "data"}, {"init": "kmeans", "latent_weight": 1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"init": "data"},
+        {"init": "kmeans", "latent_weight": 1.0},
+        {"score": "dot"},
+        {"score": "cosine"},
+        {"codebook_dim": 3},
+    ],
+    ids=str,
+)
 @pytest.mark.filterwarnings("error")
-def test_with_the_scale_of_the_data_a_factor_changes_only_the_output(options):
-    plain, scaled = (LGQ(DIM, SIZE, scale="data", seed=0, **options).double() for _ in range(2))
-    optimizers = [torch.optim.SGD(q.parameters(), lr=0.1) for q in (plain, scaled)]
+def test_with_the_scale_of_the_data_an_offset_and_a_factor_change_only_those_of_the_output(options):
+    plain, moved = (LGQ(DIM, SIZE, scale="data", seed=0, **options).double() for _ in range(2))
+    offset, factor = 1000 * torch.randn(DIM).double(), 256
+    if "codebook_dim" in options:  # what is measured lies behind the projection
+        offset, factor = torch.zeros(DIM).double(), 1
+        with torch.no_grad():
+            moved.project_in.weight *= 64
+            moved.project_in.bias.mul_(64).add_(500)
+            moved.project_out.weight /= 64
+            moved.project_out.bias -= moved.project_out.weight.sum(1) * 500
     for step in range(12):
-        z = latents() * (1 + step)
-        outs = plain(z), scaled(z * 256)
+        z = (latents() * (1 + step) + step).requires_grad_()
+        y = (z.detach() * factor + offset).requires_grad_()
+        outs = plain(z), moved(y)
         assert torch.equal(outs[0].indices, outs[1].indices)
         torch.testing.assert_close(outs[0].loss, outs[1].loss)
-        torch.testing.assert_close(outs[0].quantized * 256, outs[1].quantized)
-        for factor, out, optimizer in zip((1, 256), outs, optimizers, strict=True):
-            optimizer.zero_grad()
-            (out.loss + out.quantized.square().mean() / factor**2).backward()
-            optimizer.step()
-    torch.testing.assert_close(plain.codebook, scaled.codebook)
+        torch.testing.assert_close(outs[0].quantized * factor + offset, outs[1].quantized)
+        torch.testing.assert_close(plain.eval()(z).quantized * factor + offset, moved.eval()(y).quantized)
+        target = torch.randn_like(z)
+        gradients = [
+            torch.autograd.grad(out.loss + (out.quantized * target).mean() / size, (x, q.codebook))
+            for out, q, x, size in ((outs[0], plain, z, 1), (outs[1], moved, y, factor))
+        ]
+        torch.testing.assert_close(gradients[0][0], gradients[1][0] * factor)
+        if "codebook_dim" not in options:
+            torch.testing.assert_close(gradients[0][1], gradients[1][1])
+        plain.train(), moved.train()
 
 
-def test_the_scale_is_measured_on_the_first_batches_and_resumes():
+def test_the_mean_and_the_spread_are_running_ones_and_resume():
     q = LGQ(DIM, SIZE, scale="data")
-    batches = [torch.randn(30, DIM) * (i + 1) for i in range(15)]
+    batches = [torch.randn(30, DIM) * (i + 1) + 5 * i for i in range(15)]
     for batch in batches:
         q(batch)
-    expected = torch.stack([batch.square().mean() for batch in batches[:10]]).mean().sqrt()
-    torch.testing.assert_close(q.latent_rms, expected)
+    together = torch.cat(batches)  # batches of equal size count alike in the beginning
+    torch.testing.assert_close(q.latent_mean, together.mean(0))
+    torch.testing.assert_close(q.latent_spread, together.std(0, correction=0).square().mean().sqrt())
     resumed = LGQ(DIM, SIZE, scale="data")
     resumed.load_state_dict(q.state_dict())
-    resumed(batches[0])
-    torch.testing.assert_close(resumed.latent_rms, expected)
-    assert "latent_rms" not in LGQ(DIM, SIZE).state_dict()
+    for quantizer in (q, resumed):
+        quantizer(batches[3])
+    torch.testing.assert_close(resumed.state_dict(), q.state_dict(), rtol=0, atol=0)
+    assert int(q.measured_batches) == 16
+    assert "latent_mean" not in LGQ(DIM, SIZE).state_dict()
+
+
+def test_the_measures_follow_latents_that_drift(monkeypatch):
+    monkeypatch.setattr("lgq.quantizers.lgq._MEASURE_DECAY", 0.5)
+    q = LGQ(DIM, SIZE, scale="data")
+    q(torch.randn(300, DIM))
+    for _ in range(30):
+        q(100 + 50 * torch.randn(300, DIM))
+    assert float(q.latent_spread) == pytest.approx(50, rel=0.05)
+    assert float(q.latent_mean.mean()) == pytest.approx(100, rel=0.05)
+
+
+def test_measures_are_taken_in_training_alone_and_once_per_batch():
+    q = LGQ(DIM, SIZE, scale="data")
+    q.eval()(torch.randn(30, DIM) * 7)
+    assert int(q.measured_batches) == 0
+    shared = Residual.of(lambda: q, 3, shared=True).train()
+    z = torch.randn(30, DIM) + 3
+    out = shared(z)
+    assert int(q.measured_batches) == 1
+    torch.testing.assert_close(shared.decode(out.indices), out.quantized)
+    q(torch.zeros(0, DIM))
+    assert int(q.measured_batches) == 1, "an empty batch has no mean"
+
+
+@pytest.mark.parametrize("value", [0.0, 3.7])
+def test_latents_that_are_all_equal_give_finite_gradients(value):
+    q = LGQ(DIM, SIZE, scale="data", seed=0)
+    for _ in range(2):
+        z = torch.full((30, DIM), value, requires_grad=True)
+        out = q(z)
+        (out.loss + out.quantized.square().sum()).backward()
+        assert torch.isfinite(z.grad).all()
+        assert torch.isfinite(out.quantized).all()
+    q(torch.randn(30, DIM))
+    assert len(q(torch.randn(30, DIM)).indices.unique()) > 5
+
+
+def test_another_batch_may_be_measured_before_the_backward_pass():
+    q, z = LGQ(DIM, SIZE, scale="data").double(), latents().requires_grad_()
+    twin = copy.deepcopy(q)
+    (expected,) = torch.autograd.grad(q(z).quantized.sum(), z)
+    out = twin(z)
+    twin(10 * latents() + 3)
+    (gradient,) = torch.autograd.grad(out.quantized.sum(), z)
+    assert torch.equal(gradient, expected)
+
+
+def test_a_state_from_before_the_mean_was_measured_gives_the_same_codes_and_stays():
+    q = LGQ(DIM, SIZE, scale="data", seed=0)
+    old = {name: value for name, value in q.state_dict().items() if not name.startswith("latent_")}
+    old |= {"latent_rms": torch.tensor(4.0), "measured_batches": torch.tensor(10.0)}
+    nested = {f"quantizer.{name}": value for name, value in old.items()}
+    nn.ModuleDict({"quantizer": q}).load_state_dict(nested)
+    z = 4 * torch.randn(30, DIM)
+    expected = LGQ(DIM, SIZE, seed=0).eval()(z / 4)
+    for mode in (True, False):
+        out = q.train(mode)(z)
+        assert torch.equal(out.indices, expected.indices)
+        torch.testing.assert_close(out.quantized, expected.quantized * 4)
 
 
 def test_the_unit_scale_warns_and_names_the_way_out():
-    with pytest.warns(LGQWarning, match=r'root mean square.*scale="data"'):
+    with pytest.warns(LGQWarning, match=r'standard deviation of.*set scale="data"'):
         LGQ(DIM, SIZE)(torch.randn(30, DIM) * 100)
 
 

@@ -139,7 +139,12 @@ def test_the_latent_term_is_the_mean_over_the_sums_so_far():
         (lambda: MultiScale(Residual([VQ(2, 4)]), (1, 2)), "one index, and Residual gives several"),
         (lambda: MultiScale(VQ(2, 4), (1, 2), axes=4), "`axes` must be '1' or '2' or '3', got '4'"),
         (lambda: MultiScale(VQ(2, 4), (1, 2), smoothing=2), r"`smoothing` must lie in 0..1, got 2"),
-        (lambda: Grouped([MultiScale(FSQ(2, 4), (1, 2))])(torch.randn(3, 2)), "grids, not single vectors"),
+        (
+            lambda: Grouped([MultiScale(FSQ(2, 4), (1, 2))]),
+            "quantizers must quantize single vectors, and Multi",
+        ),
+        (lambda: Residual([MultiScale(FSQ(2, 4), (1, 2))]), "stages must quantize single vectors, and Multi"),
+        (lambda: MultiScale(FSQ(2, 4), (1, 2)).quantize(torch.randn(3, 2)), "grids, not single vectors"),
         (
             lambda: multiscale()(torch.randn(2, DIM)),
             r"expected 2 spatial axes, got shape \(2, 6\): set `axes`",

@@ -7,19 +7,24 @@ import warnings
 import pytest
 import torch
 from quantizer_family import DIM, SIZE
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQWarning
-from lgq.quantizers import IBQ, LGQ, VQ, Grouped, Quantizer, Residual, RotVQ
+from lgq.quantizers import IBQ, LGQ, VQ, Grouped, MultiScale, Quantizer, Residual, RotVQ
 from lgq.quantizers.lgq import _UNANNEALED_FORWARDS
 
 
 def warned(quantizer: Quantizer, batches: int, scale: float = 1.0) -> list[str]:
     """Return the warnings of some training batches."""
+    return warnings_of(quantizer, [scale * torch.randn(64, DIM) for _ in range(batches)])
+
+
+def warnings_of(quantizer: Quantizer, batches: list[torch.Tensor]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(batches):
-            quantizer(scale * torch.randn(12, DIM))
+        for batch in batches:
+            quantizer(batch)
     assert all(warning.category is LGQWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
@@ -50,6 +55,48 @@ def test_a_temperature_that_is_meant_or_annealed_is_not_named(make, monkeypatch)
     assert warned(make(), 8) == []
 
 
+@pytest.mark.parametrize("evaluate", ["eval mode", "encode"])
+@pytest.mark.parametrize("make", [lambda: LGQ(DIM, SIZE), lambda: Residual([VQ(DIM, SIZE), LGQ(DIM, SIZE)])])
+def test_the_first_evaluation_names_a_temperature_that_was_never_annealed(make, evaluate, monkeypatch):
+    monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_FORWARDS", 12)
+    monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_EVALUATION", 10)
+    quantizer, z = make(), torch.randn(20, DIM)
+
+    def evaluation() -> object:
+        if evaluate == "encode":
+            return quantizer.encode(z)
+        result = quantizer.eval()(z)
+        quantizer.train()
+        return result
+
+    assert warned(quantizer, 9) == []
+    evaluation()  # too early to tell
+    warned(quantizer, 1)
+    with pytest.warns(LGQWarning, match="after 10 training batches, the temperature of LGQ is still"):
+        evaluation()
+    evaluation()
+    assert warned(quantizer, 5) == [], "once"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LGQ(DIM, SIZE, tau_shape="constant"),
+        lambda: annealed(LGQ(DIM, SIZE)),
+        lambda: annealed(MultiScale(LGQ(DIM, SIZE), (1, 4), axes=1)),
+        lambda: with_own_temperature(LGQ(DIM, SIZE)),
+        lambda: VQ(DIM, SIZE),
+    ],
+    ids=["constant", "annealed", "annealed scales", "set by hand", "no temperature"],
+)
+def test_an_evaluation_is_silent_where_the_temperature_is_meant_or_annealed(make, monkeypatch):
+    monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_EVALUATION", 5)
+    quantizer = make()
+    warned(quantizer, 8)
+    quantizer.encode(torch.randn(20, DIM))
+    quantizer.eval()(torch.randn(20, DIM))
+
+
 def annealed(quantizer: Quantizer) -> Quantizer:
     quantizer.anneal(0.0)
     return quantizer
@@ -64,7 +111,7 @@ def test_stages_of_a_residual_quantizer_are_watched_too(monkeypatch):
     monkeypatch.setattr("lgq.quantizers.lgq._UNANNEALED_FORWARDS", 5)
     (message,) = warned(Residual([VQ(DIM, SIZE, init="kmeans"), LGQ(DIM, SIZE)]), 8, scale=0.01)
     assert "`anneal` was never called" in message, "residuals are small by design"
-    assert any("root mean square" in text for text in warned(Residual([LGQ(DIM, SIZE)]), 1, scale=0.01))
+    assert any("standard deviation" in text for text in warned(Residual([LGQ(DIM, SIZE)]), 1, scale=0.01))
 
 
 @pytest.mark.parametrize(
@@ -72,19 +119,93 @@ def test_stages_of_a_residual_quantizer_are_watched_too(monkeypatch):
     [
         (lambda: LGQ(DIM, SIZE), 0.05),
         (lambda: LGQ(DIM, SIZE), 20.0),
-        (lambda: LGQ(DIM, SIZE, init="data"), 0.05),
         (lambda: VQ(DIM, SIZE), 0.05),
         (lambda: RotVQ(DIM, SIZE), 20.0),
-        (lambda: IBQ(DIM, SIZE), 20.0),
+        (lambda: LGQ(DIM, SIZE, codebook_dim=2), 1000.0),
     ],
 )
-def test_latents_far_from_unit_scale_are_named_once_with_their_scale(make, scale):
-    (message,) = warned(make(), 120, scale)
-    measured = float(re.search(r"square of (\S+) per channel, outside 0(.3)? to 3,", message).group(1))
-    assert measured == pytest.approx(scale, rel=0.5)
-    factor = float(re.search(r"multiply the latents by ([\d.e+]+)", message).group(1))
-    assert factor == pytest.approx(1 / measured, rel=0.05)
-    assert "GroupNorm" in message
+def test_latents_whose_spread_is_far_from_1_are_named_once_with_it(make, scale):
+    quantizer = make()
+    (message,) = warned(quantizer, 120, scale)
+    spread = float(re.search(r"standard deviation of (\S+) per channel around a mean of", message).group(1))
+    if quantizer.codebook_dim:  # what is compared lies behind a projection
+        scale *= float(quantizer.project_in.weight.detach().square().sum(1).mean().sqrt())
+    assert spread == pytest.approx(scale, rel=0.2)
+    assert (
+        "its initial codes are made for 0.3 to 3 and a mean of at most 1.5 times that: few codes" in message
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LGQ(DIM, SIZE),
+        lambda: LGQ(DIM, SIZE, score="cosine"),
+        lambda: LGQ(DIM, SIZE, score="cosine", init="kmeans"),
+        lambda: VQ(DIM, SIZE),
+        lambda: VQ(DIM, SIZE, score="cosine"),
+        lambda: IBQ(DIM, SIZE, score="cosine"),
+        lambda: Residual([LGQ(DIM, SIZE), VQ(DIM, SIZE)]),
+    ],
+)
+def test_latents_far_from_the_origin_are_named_though_their_norm_is_1(make):
+    """So are those of a convolution without a normalisation, or behind GroupNorm(1, channels)."""
+    (message,) = warnings_of(
+        make(), [torch.randn(DIM).sign() + 0.5 * torch.randn(64, DIM) for _ in range(12)]
+    )
+    assert re.search(
+        r"standard deviation of 0\.[45]\S* per channel around a mean of (1|0.9\S*), and", message
+    )
+    assert "a mean of at most 1.5 times that: few codes may be used" in message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LGQ(DIM, SIZE, init="data"),
+        lambda: VQ(DIM, SIZE, init="kmeans"),
+        lambda: VQ(DIM, SIZE, init="kmeans", score="cosine"),
+        lambda: LGQ(DIM, SIZE, scale="data"),
+        lambda: LGQ(DIM, SIZE, scale="data", score="cosine"),
+        lambda: IBQ(DIM, SIZE),
+    ],
+)
+def test_latents_far_from_the_origin_are_not_named_where_it_does_not_matter(make):
+    assert warnings_of(make(), [2 + 0.5 * torch.randn(64, DIM) for _ in range(12)]) == []
+
+
+@pytest.mark.parametrize("make", [lambda: LGQ(DIM, SIZE), lambda: VQ(DIM, SIZE)])
+def test_the_advice_of_the_warning_uses_many_codes(make):
+    batches = [torch.randn(DIM).sign() + 0.05 * torch.randn(512, DIM)] * 2
+    quantizer = make()
+    (message,) = warnings_of(quantizer, batches)
+    assert len(quantizer.encode(batches[0]).unique()) < SIZE / 4
+    remedies = [
+        LGQ(DIM, SIZE, scale="data")
+        if isinstance(quantizer, LGQ)
+        else VQ(DIM, SIZE, init="kmeans", restart_below=1),
+        nn.Sequential(nn.BatchNorm1d(DIM), make()),
+    ]
+    for words, remedy in zip(
+        ('scale="data"|init="kmeans", restart_below=1', "BatchNorm"), remedies, strict=True
+    ):
+        assert re.search(words, message)
+        for batch in batches:
+            out = remedy(batch)
+        assert len(out.indices.unique()) > SIZE / 2
+
+
+def test_the_norm_of_latents_is_what_matters_to_inner_products():
+    (message,) = warned(IBQ(DIM, SIZE), 12, scale=20.0)
+    assert re.search(
+        r"root mean square of (19|2\d) per channel, and its initial codes .* for 0 to 3:", message
+    )
+    assert message.endswith("Put a LayerNorm before the quantizer, or lower init_std.")
+    assert len(warnings_of(IBQ(DIM, SIZE), [20 + torch.randn(64, DIM)])) == 1
+
+
+def test_batches_of_few_vectors_are_not_judged():
+    assert warnings_of(LGQ(DIM, SIZE), [torch.randn(2, DIM) for _ in range(12)]) == []
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
@@ -107,8 +228,8 @@ def test_latents_near_unit_scale_are_not_named(build_class, scale):
 )
 def test_the_reason_is_the_temperature_where_the_codes_were_not_drawn(make, scale, advice):
     (message,) = warned(make(), 12, scale)
-    assert "for which its temperature is made: few codes may be used" in message
-    assert message.endswith(f"{advice}.")
+    assert re.search(r"its temperature is made for 0(.3)? to 3: few codes may be used", message)
+    assert advice in message
 
 
 def test_scales_are_told_by_their_initial_codes_again_after_a_reset():
@@ -117,7 +238,7 @@ def test_scales_are_told_by_their_initial_codes_again_after_a_reset():
     again = with_own_codes(VQ(DIM, SIZE))
     again.reset_parameters(3)
     (message,) = warned(again, 1, scale=0.05)
-    assert "for which its initial codes are made" in message
+    assert "its initial codes are made for" in message
 
 
 def with_own_codes(quantizer: LGQ | VQ) -> LGQ | VQ:
@@ -140,9 +261,9 @@ def test_one_group_speaks_for_all(make):
 
 def test_a_group_whose_scale_is_good_leaves_the_others_watched():
     quantizer = Grouped.of(lambda: LGQ(DIM // 2, SIZE), 2)
-    z = torch.randn(12, DIM)
+    z = torch.randn(64, DIM)
     z[:, DIM // 2 :] *= 1e-3
-    with pytest.warns(LGQWarning, match="root mean square of 0.00"):
+    with pytest.warns(LGQWarning, match="standard deviation of 0.00"):
         quantizer(z)
 
 
@@ -183,3 +304,17 @@ def test_watching_makes_no_second_graph():
         compiled(z)
         quantizer(z)  # counts, as compiled code does not
     assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "message"),
+    [
+        (lambda: LGQ(DIM, SIZE, init="data", scale="data"), torch.ones(64, DIM), "holds equal latents only"),
+        (lambda: VQ(DIM, SIZE, init="kmeans"), torch.ones(64, DIM), "holds equal latents only"),
+        (lambda: VQ(DIM, SIZE, init="kmeans"), torch.randn(9, DIM), f"has 9 latents for {SIZE} codes"),
+    ],
+)
+def test_a_first_batch_that_gives_few_different_codes_is_named_once(make, batch, message):
+    (text,) = warnings_of(make(), [batch] * 3)
+    assert message in text
+    assert text.endswith("begin with a larger batch of varied data, or with q.set_codebook(codes).")

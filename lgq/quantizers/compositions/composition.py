@@ -24,6 +24,8 @@ class Composition(Quantizer):
     learned_codes = False  # each part has a codebook of its own
     codebooks_at: ClassVar[str]
     """Where the codebooks are, such as `stages[i].codebook`."""
+    takes_vectors: ClassVar[bool] = True
+    """Whether it quantizes single vectors, as the parts of a composition must; False for grids."""
 
     @property
     @abstractmethod
@@ -47,6 +49,10 @@ class Composition(Quantizer):
     def begin_batch(self) -> None:
         for part in self._distinct_parts():
             part.begin_batch()
+
+    def watch_evaluation(self) -> None:
+        for part in self._distinct_parts():
+            part.watch_evaluation()
 
     def codes_of(self, indices: Int[Tensor, "n ..."]) -> Float[Tensor, "n c"]:
         return self.lookup(indices)
@@ -99,6 +105,11 @@ def require_parts(kind: str, argument: str, parts: Sequence[Quantizer]) -> None:
     for part in parts:
         if not isinstance(part, Quantizer):
             raise LGQError(f"{argument} must be quantizers of lgq, got {type(part).__name__}.")
+        if isinstance(part, Composition) and not part.takes_vectors:
+            raise LGQError(
+                f"{argument} must quantize single vectors, and {part.label} quantizes grids: "
+                f"take a plain quantizer or a {kind} of them."
+            )
     shapes = {part.index_shape for part in parts}
     if len(shapes) > 1:
         raise LGQError(f"the {argument} must have equal numbers of indices per vector, got {sorted(shapes)}.")

@@ -17,6 +17,7 @@ from lgq.checks import (
     has_values,
     is_exported,
     is_jit_traced,
+    is_recomputed,
     require_at_least,
     require_between,
     require_channels,
@@ -56,6 +57,7 @@ class MultiScale(Composition):
 
     label = "MultiScale"
     codebooks_at = "quantizer.codebook"
+    takes_vectors = False
     index_shape = ()
 
     def __init__(
@@ -74,7 +76,7 @@ class MultiScale(Composition):
         if quantizer.index_shape or isinstance(quantizer, MultiScale):
             raise LGQError(
                 f"each cell of a scale has one index, and {quantizer.label} gives several: "
-                "put MultiScale inside of it, or take a plain quantizer."
+                "take a plain quantizer."
             )
         sizes = _growing(sizes)
         require_whole(axes=axes, convolutions=convolutions)
@@ -130,10 +132,13 @@ class MultiScale(Composition):
     def forward(self, z: Float[Tensor, "*shape"], mask: Tensor | None = None) -> Quantized:
         """Quantize grids; there is no `mask`, as every scale averages over neighbours."""
         grid, batch = self._to_grid(z, mask)
-        if self.training and has_values(grid):
+        new_batch = self.training and not is_recomputed()
+        if new_batch and has_values(grid):
             self.watch(_to_vectors(grid).detach())
+        elif not self.training and has_values(grid):
+            self.watch_evaluation()
         with outside_autocast(z):
-            if self.training:
+            if new_batch:
                 self.begin_batch()
             learns = self.training or (torch.is_grad_enabled() and not is_exported())
             result = self._quantize_grid(grid, learns=learns)
@@ -146,6 +151,8 @@ class MultiScale(Composition):
     def encode(self, z: Float[Tensor, "*shape"], mask: Tensor | None = None) -> Int[Tensor, "*tokens"]:
         """Return the tokens of all scales as one sequence, the coarsest scale first, without gradients."""
         grid, batch = self._to_grid(z, mask)
+        if has_values(grid):
+            self.watch_evaluation()
         with outside_autocast(z):
             indices = self._quantize_grid(grid, learns=False).indices
         return indices.reshape((*batch, indices.shape[1]))
@@ -265,7 +272,7 @@ class MultiScale(Composition):
         return first.movedim(len(batch), self.channel_dim % first.ndim)
 
 
-_NO_VECTORS = "MultiScale quantizes grids, not single vectors: nest it outside of other compositions."
+_NO_VECTORS = "MultiScale quantizes grids, not single vectors: call it on the whole grid."
 
 
 class _Smoothing(nn.Module):
