@@ -228,7 +228,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         require_image_values(images)
         self.encoder.require_fitting(images)
         b, _, height, width = images.shape
-        self._require_few_positions(height // self.factor, width // self.factor)
+        self.require_few_positions(height, width)
         side = self._tile_side(b, height // self.factor, width // self.factor)
         if side is None:
             return self.quantizer.encode(self._latents(images))
@@ -253,7 +253,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
                 shape = tuple(tokens.shape)
                 raise LGQError(f"tokens must have shape (b, tokens of all scales), got {shape}.")
             codes = self.quantizer.decode(tokens.long(), grid)
-            self._require_few_positions(*codes.shape[2:])
+            self.require_few_positions(*(self.factor * side for side in codes.shape[2:]))
             return self._images(codes).clamp(-1, 1)
         axes = "(b, h, w)" if self.stages == 1 else f"(b, h, w, 1 to {self.stages} stages)"
         shape, dims = tuple(tokens.shape), 3 if self.stages == 1 else 4
@@ -263,7 +263,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         # Narrow integers save space on disk, but torch takes uint8 indices for a mask.
         codes = self.quantizer.decode(tokens.long())
         b, _, h, w = codes.shape
-        self._require_few_positions(h, w)
+        self.require_few_positions(self.factor * h, self.factor * w)
         if (side := self._tile_side(b, h, w)) is None:
             return self._images(codes).clamp_(-1, 1)
         halo = self.backbone.reach or 0
@@ -323,12 +323,28 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             raise LGQError("this tokenizer does not say for which images it is: give `image_size` in pixels.")
         if size < 1 or size % self.factor:
             raise LGQError(f"`image_size` must be a multiple of f = {self.factor}, got {size}.")
-        self._require_few_positions(size // self.factor, size // self.factor)
+        self.require_few_positions(size, size)
         return size
 
-    def attention_positions(self, h: int, w: int) -> int:
-        """Return the positions of the largest attention layer for a grid of tokens; 0 without attention."""
+    def attention_positions(self, height: int, width: int) -> int:
+        """Return the positions of the largest attention layer for an image; 0 without attention."""
+        h, w = (math.ceil(side / self.factor) for side in (height, width))
         return h * w * self.backbone.attention_per_token
+
+    def require_few_positions(self, height: int, width: int) -> None:
+        """Refuse an image over which attention would take hours, by its size in pixels."""
+        if is_jit_traced() or torch.compiler.is_compiling():
+            return
+        device, positions = self.device.type, self.attention_positions(height, width)
+        most = _MOST_POSITIONS.get(device, _MOST_POSITIONS_ELSEWHERE)
+        if positions > most:
+            side = math.isqrt(most // self.backbone.attention_per_token) * self.factor
+            raise ImageTooLargeError(
+                f"{width:,} x {height:,} pixels are too many for the attention of this tokenizer: "
+                f"{positions:,} positions, and at most {most:,} on {device}, as {side:,} x {side:,} pixels "
+                "have; give a smaller `image_size`, or take a tokenizer whose networks are local, such as "
+                "photo-f8 or that of a photo-* run."
+            )
 
     def anneal(self, progress: float) -> None:
         """Anneal the quantizer to `progress` of training, from 0 to 1."""
@@ -411,21 +427,6 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         if not (self.training and self._has_trained):
             require_image_values(images)
         self._has_trained = self._has_trained or self.training
-
-    def _require_few_positions(self, h: int, w: int) -> None:
-        """Refuse a grid of tokens over whose image attention would take hours."""
-        if is_jit_traced() or torch.compiler.is_compiling():
-            return
-        device, positions = self.device.type, self.attention_positions(h, w)
-        most = _MOST_POSITIONS.get(device, _MOST_POSITIONS_ELSEWHERE)
-        if positions > most:
-            side = math.isqrt(most // self.backbone.attention_per_token) * self.factor
-            raise ImageTooLargeError(
-                f"{w * self.factor:,} x {h * self.factor:,} pixels are too many for the attention of this "
-                f"tokenizer: {positions:,} positions, and at most {most:,} on {device}, as {side:,} x "
-                f"{side:,} pixels have; give a smaller `image_size`, or take a tokenizer whose networks are "
-                "local, such as photo-f8 or that of a photo-* run."
-            )
 
     def _tile_side(self, b: int, h: int, w: int) -> int | None:
         """Return the side of tiles for a grid of tokens whose features would take much memory, else None.

@@ -12,6 +12,7 @@ from rich.text import Text
 from lgq.cli.console import key_values, progress_of, say, show
 from lgq.cli.options import Computes
 from lgq.data.shard_writer import shard
+from lgq.errors import LGQError
 from lgq.files import WeightsChoice
 from lgq.inference.decode import decode
 from lgq.inference.encode import EncodingCost, encode, estimate_encoding
@@ -124,7 +125,7 @@ class Encode(Computes):
 class Decode(Computes):
     """Decode a directory of tokens into PNG files; the same command continues after a stop."""
 
-    tokenizer: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[RUN]")]
+    tokenizer: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUN]")] = None
     """The tokenizer that made the tokens: a run directory, or whatever `encode` was given; by default the
     copy inside of TOKENS."""
     tokens: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="TOKENS")] = None
@@ -137,6 +138,8 @@ class Decode(Computes):
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
     def run(self) -> int:
+        if self.tokenizer is None:
+            raise LGQError("there is nothing to decode: name a directory of tokens that lgq encode wrote.")
         options = vars(self)
         if self.tokens is None:  # the parser takes a single word for the first
             options = options | {"tokenizer": None, "tokens": self.tokenizer}

@@ -109,9 +109,10 @@ def _reconstruction(
     tokenizer: Tokenizer, original: Float[Tensor, "1 3 h w"], path: Path
 ) -> Float[Tensor, "1 3 h w"]:
     height, width = original.shape[2:]
+    tokenizer.require_few_positions(height, width)
+    if tokenizer.attention_positions(height, width) > _MANY_POSITIONS:
+        _log.info("%s: attention over all of its %d x %d pixels takes a while", path, width, height)
     padded = padded_to_multiple(original, tokenizer.factor)
     grid = (padded.shape[2] // tokenizer.factor, padded.shape[3] // tokenizer.factor)
-    if tokenizer.attention_positions(*grid) > _MANY_POSITIONS:
-        _log.info("%s: attention over all of its %d x %d pixels takes a while", path, width, height)
     decoded = tokenizer.decode(tokenizer.encode(padded.to(tokenizer.device)), grid)
     return decoded[..., :height, :width].to("cpu", original.dtype)

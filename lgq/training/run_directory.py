@@ -101,8 +101,9 @@ def require_same_settings(
     if saved.get("kind") != current.get("kind"):
         raise LGQError(f"{run} holds the run of another kind of model: choose another `out`.")
     sections = {path.partition(".")[0] for path in differences}
-    if changed := " and ".join(f"`{name}`" for section, name in _TOKENS.items() if section in sections):
-        raise LGQError(f"these are other {changed} than those of {run}: choose another `out`.")
+    # The training tokens first: without others, a run validates on some of them.
+    if changed := [name for section, name in _TOKENS.items() if section in sections]:
+        raise LGQError(f"these are other `{changed[0]}` than those of {run}: choose another `out`.")
     ways_out = [f"go on with its settings (`config` {run / CONFIG})", "choose another `out` for a new run"]
     if saved.get("backbone") == current.get("backbone"):
         ways_out.append(f"begin that one with the weights of this one (`start_from` {run})")

@@ -95,6 +95,7 @@ MISTAKES = [
     ("there is nothing to reconstruct", "reconstruct run"),
     ("empty", "decode run empty"),
     ("empty", "decode empty"),
+    ("there is nothing to decode", "decode"),
     *(
         ("is a generator, and this needs a tokenizer", words)
         for source in ("generator", "generator/best")

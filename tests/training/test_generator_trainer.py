@@ -115,11 +115,8 @@ def test_a_run_goes_on_with_its_own_tokens_alone_wherever_they_are(tokens, train
     shutil.copytree(tokens.path, tmp_path / "moved")
     assert train(TINY, TokenDataset(tmp_path / "moved"), tmp_path / "run", resume="must").reason == "finished"
     others = draw_tokens(tmp_path / "others", **options)
-    for training, validation, names in (
-        (others, others, "`tokens` and `val_tokens`"),
-        (tokens, others, "`val_tokens`"),
-    ):
-        message = f"these are other {names} than those of {tmp_path / 'run'}: choose another `out`."
+    for training, validation, name in ((others, others, "tokens"), (tokens, others, "val_tokens")):
+        message = f"these are other `{name}` than those of {tmp_path / 'run'}: choose another `out`."
         with pytest.raises(LGQError, match=f"^{re.escape(message)}$"):
             train_generator(TINY, training, tmp_path / "run", val_tokens=validation, tokenizer=tokenizer())
 
