@@ -31,8 +31,11 @@ def test_every_start_of_vq_is_a_row_with_both_gradients(table):
     assert all(row.count(" dB, ") == row.count("% |") == 2 for row in rows)
 
 
-def test_every_quantizer_that_minds_the_scale_of_latents_is_a_row_of_factors(table):
-    script, header, rows = table("latent_scale.py")
-    assert header == "| factor | 0.03 | 0.1 | 0.3 | 1 | 3 | 10 | 30 |"
-    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == list(script["ROWS"])
-    assert all(row.count("%, ") == row.count(" dB |") == 7 for row in rows)
+def test_latents_have_a_table_of_factors_and_one_without_normalisation(table):
+    script, header, lines = table("latent_scale.py")
+    rows, (empty, raw_header, _, *raw_rows) = lines[: len(script["ROWS"])], lines[len(script["ROWS"]) :]
+    assert (header, empty) == ("| factor | 0.03 | 0.1 | 0.3 | 1 | 3 | 10 | 30 |", "")
+    assert raw_header == "| quantizer | seed 0 |"
+    for names, cells, own in ((script["ROWS"], 7, rows), (script["RAW_ROWS"], 1, raw_rows)):
+        assert [row.split(" | ")[0].removeprefix("| ") for row in own] == list(names)
+        assert all(row.count("%, ") == row.count(" dB |") == cells for row in own)
