@@ -45,7 +45,7 @@ _NARROW = 32
 """Number of columns below which products of a long matrix are slow if it is stored by rows."""
 _FEWEST_VECTORS = 8
 """Vectors of a batch below which its mean and spread say little."""
-_FARTHEST_MEAN = 1.5
+_FARTHEST_MEAN = 3.0
 """Mean of latents, in units of their spread, beyond which most codes around the origin are never chosen."""
 
 
@@ -215,7 +215,8 @@ class Quantizer(nn.Module, ABC):
         vectors, tokens, kept = self._to_vectors(z, mask)
         new_batch = self.training and not is_recomputed()
         if new_batch and has_values(vectors):
-            self.watch(vectors.detach())
+            with torch.no_grad():  # a recomputation does not watch, and must save as many tensors
+                self.watch(vectors)
         elif not self.training and has_values(vectors):
             self.watch_evaluation()
         with outside_autocast(z):

@@ -88,16 +88,13 @@ class DataInitQuantizer(Quantizer):
         self.begin_batch()  # again, as the codes are others now
 
     def _watch_start(self, z: Float[Tensor, "n c"]) -> None:
-        """Warn of a first batch from which few different codes come."""
-        if not has_values(z):
+        """Warn of a first batch whose latents are all equal, and so are the codes that come from them."""
+        if not has_values(z) or (len(z) > 1 and (z != z[0]).any()):
             return
-        few = self.init == "kmeans" and len(z) < self.codebook_size
-        if not few and len(z) > 1 and (z != z[0]).any():
-            return
-        batch = f"has {len(z)} latents for {self.codebook_size} codes" if few else "holds equal latents only"
         warnings.warn(
-            f'the first training batch of {type(self).__name__}(init="{self.init}") {batch}, so codes start '
-            "nearly equal: begin with a larger batch of varied data, or with q.set_codebook(codes).",
+            f'the first training batch of {type(self).__name__}(init="{self.init}") holds equal latents only, '
+            "so codes start nearly equal: begin with a larger batch of varied data, or with "
+            "q.set_codebook(codes).",
             LGQWarning,
             stacklevel=2,
         )

@@ -98,7 +98,7 @@ def test_rows_start_from_the_autoencoder_of_their_seed_and_record_its_checksum(i
     (record,) = ResultsDirectory(out / "cold").records().values()
     assert record["start"] is None
     assert "start_from" not in record["config"]
-    with pytest.raises(ResultsError, match="`warm_start` of comparison"):
+    with pytest.raises(ResultsError, match=r"\(`warm_start`\) of comparison"):
         run_tiny("comparison", images, out, scale=cold)
     # Weights that are not those of the record are refused.
     save = load_tokenizer(results.run(autoencoders[0]["id"]))

@@ -124,7 +124,7 @@ def test_the_scale_of_the_latents_is_measured_behind_the_map():
     q = Residual.of(lambda: VQ(3, 16), 2, dim=8)
     with torch.no_grad():
         q.project_in.weight.mul_(100)
-    with pytest.warns(LGQWarning, match="root mean square"):
+    with pytest.warns(LGQWarning, match="a standard deviation of"):
         q(torch.randn(50, 8))
 
 

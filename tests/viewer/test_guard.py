@@ -13,6 +13,7 @@ import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from serving import Served, png, serve, small_tokenizer
@@ -265,7 +266,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
 @pytest.mark.parametrize("after", ["the address", "the first picture"])
 def test_ctrl_c_ends_the_page_while_it_computes(after):
     command = [sys.executable, "-m", "lgq", "view", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A background job of a shell starts with the signal ignored, and so would what it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         address = re.search(r"http://127.0.0.1:(\d+)/", process.stdout.readline())
         while after == "the first picture":  # then the codes are studied
             time.sleep(0.1)
@@ -273,7 +281,10 @@ def test_ctrl_c_ends_the_page_while_it_computes(after):
                 if answer.status == 200:
                     break
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        try:
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert "terminate called" not in said
     assert process.returncode == 130
 
