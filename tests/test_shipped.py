@@ -169,7 +169,8 @@ def test_a_card_names_the_weights_that_a_run_began_with_and_the_options_of_its_q
     assert " --frozen-tokens --" in command
     assert command.endswith("--start-from photo-f8")
     assert " --quantizer-options tau_end=0.05 hard_gradient=true " in command
-    assert "began with have the sha256 0123456789ab" in SCRIPT["_start"](History.of(changes).start_from)
+    begun = SCRIPT["_start"](History.of(changes).start_from)
+    assert "with the sha256 0123456789ab. They, and so encoder and codes, are from a first" in begun
     assert SCRIPT["_start"](None) == ""
 
 
