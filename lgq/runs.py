@@ -122,7 +122,13 @@ def photo(quantizer: str) -> TokenizerRun:
         codebook_size=4_096,
         quantizer_options=scale_options("photo", quantizer),
         backbone=Backbone(
-            patch=4, widths=(128, 224), blocks=1, attention_heads=0, latent_channels=32, norm="layer"
+            patch=4,
+            widths=(128, 224),
+            refinement=32,
+            blocks=1,
+            attention_heads=0,
+            latent_channels=32,
+            norm="layer",
         ),
         image_size=96,
         crop=RandomCrop(own_resolution=True),

@@ -55,6 +55,7 @@ from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.magvit2 import MAGVIT2Backbone, MAGVIT2Decoder, MAGVIT2Encoder
 from lgq.models.tiling import in_tiles, tile_at
 from lgq.models.vqgan import VQGANBackbone, VQGANDecoder, VQGANEncoder
+from lgq.ops.numerics import outside_autocast
 from lgq.quantizers import (
     QUANTIZERS,
     MultiScale,
@@ -141,6 +142,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
             "quantizer_options": to_json(options),
         }
         self.image_size = image_size
+        self.tokens_frozen = False
         self.backbone = backbone
         self.factor, self.codebook_size, self.stages = backbone.factor, codebook_size, stages
         self.scales = tuple(scales)
@@ -215,8 +217,20 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         """Reconstruct images, with gradients; values may leave [-1, 1], where a clamp would have none."""
         if not torch.compiler.is_compiling():
             self._check_values(images)
-        quantized = self.quantizer(self._latents(images))
+        if self.tokens_frozen:
+            # In float32 whatever the precision of training: the tokens that `encode` returns.
+            with torch.no_grad(), outside_autocast(images):
+                quantized = self.quantizer(self._latents(images))
+        else:
+            quantized = self.quantizer(self._latents(images))
         return Tokenized(self._images(quantized.quantized), quantized)
+
+    def freeze_tokens(self) -> "Tokenizer":
+        """Keep encoder and quantizer as they are in training, and so the tokens of every image."""
+        self.encoder.requires_grad_(False)
+        self.quantizer.freeze()
+        self.tokens_frozen = True
+        return self
 
     @torch.no_grad()
     def encode(self, images: Float[Tensor, "b 3 h w"]) -> Int64[Tensor, "b *tokens"]:

@@ -24,8 +24,8 @@ from lgq.hub import ENVIRONMENT, SHIPPED, WEIGHTS, published_weights, run_settin
 from lgq.metrics.reconstruction import psnr, ssim
 from lgq.models.lpips import LPIPS
 from lgq.runs import named_run
-from lgq.tokenizer import Tokenizer, load_tokenizer
-from lgq.training.history import History
+from lgq.tokenizer import Tokenizer, default_options, load_tokenizer
+from lgq.training.history import History, StartFrom
 
 NAME, RUN = "photo-f8", "photo-lgq"
 MOST_BYTES = 8_000_000
@@ -66,7 +66,7 @@ computed in tiles, and their memory stays bounded.
 - Data: 1,350 photographs with a shorter side of 288 pixels, one of each of 1,000 ImageNet classes and those
   of BSDS500 (150 of the 1,500 are held out), in random crops of {crop} x {crop} pixels at their own
   resolution.
-- Command, with lgq {version}: `{command}`{extensions}
+- Command, with lgq {version}: `{command}`{extensions}{start}
 - {step:,} steps of {batch} crops, {hours:.1f} hours on one CPU core that it shared with other work. l1 and
   LPIPS (VGG16, on {lpips_crops} crops of each step), no GAN. The weights are the moving average at the best
   validation, which was on centre crops of the held-out photographs.
@@ -99,10 +99,18 @@ from ImageNet and BSDS500, and were given for research use only; none of them is
 quantizer is LGQ (Altun et al. 2026).
 """
 
+_FIRST = (
+    "They, and so encoder and codes, are from a first training: `lgq train photo-lgq --data "
+    "'photographs/train-{000..001}.tar' --val-data photographs/val-000.tar --out first --steps 20000 "
+    "--validate-every 250 --image-size 64 --loss.lpips-images 3 --backbone.refinement 0`, with 3,250 steps "
+    "instead of 20,000 from step 2,184 on, 1.1 hours"
+)
+"""How the first `photo-f8` was trained, of which later ones keep the tokens."""
+
 _PREVIEW = """
 
-**This is a preview.** Its training has just begun, and it misses its targets ({missed}).
-Expect blurred pictures with a fine grid of 4 x 4 pixels; weights of a longer run will replace it
+**This is a preview.** Its training was short, and it misses its targets ({missed}).
+Expect blurred pictures, with traces of a fine grid; weights of a longer run will replace it
 under the same name."""
 
 
@@ -214,10 +222,11 @@ def card(
         reach=tokenizer.backbone.reach,
         crop=settings["image_size"],
         batch=settings["batch_size"],
-        lpips_crops=settings["loss"]["lpips_images"],
+        lpips_crops=settings["loss"]["lpips_images"] or "all",
         version=json.loads((run / ENVIRONMENT).read_text())["lgq"],
         command=command(settings),
         extensions="".join(f". Then {change}" for change in History.of(settings).extensions),
+        start=_start(History.of(settings).start_from),
         step=step,
         hours=_seconds(run, step) / 3600,
         parameters=sum(tokenizer.parameter_counts().values()),
@@ -238,11 +247,38 @@ def command(settings: dict[str, Any]) -> str:
         if isinstance(default, dict) and name in ("loop", "loss", "schedule", "backbone", "crop"):
             prefix = "" if name == "loop" else f"{name}."
             options += [(prefix + key, given) for key, given in value.items() if given != default[key]]
-        elif name in base and name != "quantizer_options" and value != default:
+        elif name == "quantizer_options":
+            usual = default_options(settings["quantizer"]) | {"seed": settings["seed"]}
+            given = {key: chosen for key, chosen in value.items() if chosen != usual.get(key)}
+            if given != default:
+                options.append((name, " ".join(f"{key}={_word(given[key])}" for key in given)))
+        elif name in base and value != default:
             options.append((name, value))
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in options]
+    if start := History.of(settings).start_from:
+        options.append(("start_from", start.source))
+    words = [_words(name.replace("_", "-"), value) for name, value in options]
     data = ["--data 'photographs/train-{000..001}.tar'", "--val-data photographs/val-000.tar"]
     return " ".join([f"lgq train {RUN}", *data, f"--out {NAME}", *words])
+
+
+def _words(option: str, value: Any) -> str:
+    """Return an option and its value as the command line takes them."""
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
+def _word(value: Any) -> str:
+    """Return an option's value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _start(start: StartFrom | None) -> str:
+    """Say where the weights come from that a run began with."""
+    if start is None:
+        return ""
+    first = f". {_FIRST}" if start.source == NAME else ""
+    return f". It began with weights of {start.source} with the sha256 {start.fingerprint[:12]}{first}"
 
 
 def _row(metrics: dict[str, float]) -> str:

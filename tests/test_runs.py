@@ -99,6 +99,7 @@ def test_photo_is_local_takes_crops_as_they_are_and_fits_into_eight_megabytes_of
     assert local.backbone.reach is not None
     assert local.crop.own_resolution
     assert (local.loss.l1, local.loss.lpips, local.loss.gan) == (1.0, 1.0, 0.0)
+    assert (local.backbone.patch, local.backbone.refinement) == (4, 32)
     assert 3_000_000 < sum(parameters(local).values()) < 3_900_000
 
 

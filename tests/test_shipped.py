@@ -23,6 +23,7 @@ from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reconstruction import psnr
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.history import History
 from lgq.training.tokenizer_trainer import train
 
 ROOT = Path(lgq.__file__).parent.parent
@@ -152,6 +153,20 @@ def test_a_card_names_the_command_that_began_the_run_and_later_changes_of_its_le
     assert "--steps 6 " in SCRIPT["command"](settings)
     change = {"step": 4, "planned": 9, "steps": 6}
     assert "--steps 9 " in SCRIPT["command"](settings | {"extensions": [change]})
+
+
+def test_a_card_names_the_weights_that_a_run_began_with_and_the_options_of_its_quantizer(trained):
+    settings = run_settings(trained[0])
+    start = {"source": "photo-f8", "fingerprint": "0123456789abcdef", "parts": ["encoder", "decoder"]}
+    options = settings["quantizer_options"] | {"tau_end": 0.05, "hard_gradient": True}
+    changes = {"start_from": start, "quantizer_options": options, "frozen_tokens": True}
+    command = SCRIPT["command"](settings | changes)
+    assert " --frozen-tokens --" in command
+    assert command.endswith("--start-from photo-f8")
+    assert " --quantizer-options tau_end=0.05 hard_gradient=true " in command
+    begun = SCRIPT["_start"](History.of(changes).start_from)
+    assert "with the sha256 0123456789ab. They, and so encoder and codes, are from a first" in begun
+    assert SCRIPT["_start"](None) == ""
 
 
 def test_measures_are_means_over_whole_photographs(trained):

@@ -51,6 +51,18 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
+@over_quantizers
+def test_frozen_tokens_are_those_of_encode_and_only_the_decoder_learns(quantizer):
+    tokenizer, images = build(quantizer).train(), pictures()
+    assert tokenizer.freeze_tokens() is tokenizer
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tokenizer(images)
+    assert torch.equal(out.quantized.indices, tokenizer.encode(images))
+    (out.reconstruction.square().mean() + out.quantized.loss).backward()
+    with_gradient = [name for name, weight in tokenizer.named_parameters() if weight.grad is not None]
+    assert {name.split(".")[0] for name in with_gradient} == {"decoder"}
+
+
 def test_the_default_is_the_papers_model():
     with torch.device("meta"):
         tokenizer = Tokenizer()

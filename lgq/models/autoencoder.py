@@ -44,6 +44,9 @@ class Backbone:
     patch: int = 1
     """Side of the square of pixels that the first layer joins and the last one parts; above 1, no layer runs
     at the full resolution of the image, where features cost the most."""
+    refinement: int = 0
+    """Channels of a residual block that the decoder adds before its last layer, at twice the resolution of
+    its other ones, so that the borders of patches do not show; needs an even `patch`, 0 for none."""
     blocks: int = 2
     """Number of residual blocks at each resolution."""
     attention_heads: int = 4
@@ -66,10 +69,18 @@ class Backbone:
         require_at_most(MAX_BLOCKS, blocks=self.blocks)
         require_at_least(1, patch=self.patch)
         require_at_most(_MAX_PATCH, patch=self.patch)
+        require_at_least(0, refinement=self.refinement)
+        if self.refinement and self.patch % 2:
+            raise LGQError(
+                f"`refinement` needs a `patch` that 2 divides, got {self.patch}: change it, or set "
+                "`refinement` to 0."
+            )
         require_one_of(get_args(Norm), norm=self.norm)
         if len(self.widths) > MAX_LEVELS:
             raise LGQError(f"`widths` must be at most {MAX_LEVELS} numbers, got {len(self.widths)}.")
         require_divides("`groups`", self.groups, "`widths`", self.widths)
+        if self.refinement:
+            require_divides("`groups`", self.groups, "`refinement`", (self.refinement,))
         require_divides("`latent_groups`", self.latent_groups, "`latent_channels`", (self.latent_channels,))
         if self.attention_heads != 0:
             name = "`attention_heads` (0 for none)"
@@ -88,7 +99,9 @@ class Backbone:
             return None
         sides = [self.patch * 2**level for level in range(len(self.widths))]  # of a position, in pixels
         blocks = 2 * self.blocks * sum(sides)
-        return math.ceil((self.patch + blocks + sum(sides[:-1])) / self.factor)
+        # Three convolutions at twice the resolution.
+        refinement = 3 * self.patch // 2 if self.refinement else 0
+        return math.ceil((self.patch + blocks + sum(sides[:-1]) + refinement) / self.factor)
 
     @property
     def attention_per_token(self) -> int:
@@ -99,7 +112,8 @@ class Backbone:
     def values_per_pixel(self) -> float:
         """Values per pixel where they are most: the colours of the image, or features of a resolution."""
         sides = (self.patch * 2**level for level in range(len(self.widths)))
-        return max(3, *(width / side**2 for width, side in zip(self.widths, sides, strict=True)))
+        refined = self.refinement / (self.patch / 2) ** 2
+        return max(3, refined, *(width / side**2 for width, side in zip(self.widths, sides, strict=True)))
 
     def networks(self) -> tuple["Encoder", "Decoder"]:
         """Build an encoder and its decoder."""
@@ -142,16 +156,58 @@ class Decoder(nn.Module):
         self.from_latent = nn.Conv2d(backbone.latent_channels, backbone.widths[-1], 1)
         self.bottleneck = _bottleneck(backbone)
         self.levels = nn.Sequential(*(_up(backbone, *widths) for widths in pairwise(backbone.widths[::-1])))
-        self.patch = backbone.patch
-        self.to_image = nn.Conv2d(backbone.widths[0], 3 * self.patch**2, 3, padding=1)
+        self.refine: Refinement | None = None
+        self.patch, width = backbone.patch, backbone.widths[0]
+        if backbone.refinement:
+            self.refine = Refinement(backbone, width)
+            self.patch, width = backbone.patch // 2, backbone.refinement
+        self.to_image = nn.Conv2d(width, 3 * self.patch**2, 3, padding=1)
 
     def forward(
         self, latents: Float[Tensor, "b {self.latent_channels} h w"]
     ) -> Float[Tensor, "b 3 h*{self.factor} w*{self.factor}"]:
         require_latents(latents, self.latent_channels)
         features = self.levels(self.bottleneck(self.from_latent(latents)))
+        if self.refine is not None:
+            features = self.refine(features)
         patches: Tensor = self.to_image(features)
         return patches if self.patch == 1 else F.pixel_shuffle(patches, self.patch)
+
+    @torch.no_grad()
+    def take(self, state: dict[str, Tensor]) -> None:
+        """Load weights; those of a decoder without a refinement give this one the same images to begin with.
+
+        Its last layer becomes the first of the refinement, whose block starts as the identity (Net2Net,
+        Chen et al. 2016).
+        """
+        if self.refine is None or "refine.to_fine.weight" in state:
+            self.load_state_dict(state)
+            return
+        fine, pixels = self.refine.to_fine, self.to_image.out_channels
+        for mine, theirs in ((fine.weight, state["to_image.weight"]), (fine.bias, state["to_image.bias"])):
+            assert mine is not None
+            # (colour, row of fine positions, row of pixels, column, column) to colours and pixels first.
+            grid = theirs.unflatten(0, (3, 2, self.patch, 2, self.patch)).movedim((1, 3), (3, 4))
+            mine[: 4 * pixels] = grid.flatten(0, 4)
+        last = self.refine.block.branch[-1]  # type: ignore[index]  # a Sequential
+        for parameter in (last.weight, last.bias, self.to_image.weight, self.to_image.bias):
+            parameter.zero_()
+        self.to_image.weight[:, :pixels, 1, 1] = torch.eye(pixels)
+        own = {name: value for name, value in state.items() if not name.startswith("to_image.")}
+        self.load_state_dict(self.state_dict() | own)
+
+
+class Refinement(nn.Module):
+    """Doubles the resolution of a decoder's last features, with a residual block there."""
+
+    def __init__(self, backbone: Backbone, width: int):
+        super().__init__()
+        self.to_fine = nn.Conv2d(width, 4 * backbone.refinement, 3, padding=1)
+        self.block = _block(backbone, backbone.refinement)
+
+    def forward(self, features: Float[Tensor, "b c h w"]) -> Float[Tensor, "b o h*2 w*2"]:
+        fine: Tensor = self.block(F.pixel_shuffle(self.to_fine(features), 2))
+        return fine
 
 
 def require_divisible_images(images: Tensor, factor: int) -> None:
@@ -244,12 +300,16 @@ def _bottleneck(backbone: Backbone) -> nn.Sequential:
 
 
 def _blocks(backbone: Backbone, width: int) -> list[nn.Module]:
+    return [_block(backbone, width) for _ in range(backbone.blocks)]
+
+
+def _block(backbone: Backbone, width: int) -> Skip:
     def norm_silu_conv() -> tuple[nn.Module, ...]:
         norm = _norm(backbone, backbone.groups, width)
         return norm, nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)
 
-    branches = (nn.Sequential(*norm_silu_conv(), *norm_silu_conv()) for _ in range(backbone.blocks))
-    return [Skip(branch, checkpointing=backbone.checkpointing) for branch in branches]
+    branch = nn.Sequential(*norm_silu_conv(), *norm_silu_conv())
+    return Skip(branch, checkpointing=backbone.checkpointing)
 
 
 def _norm(backbone: Backbone, groups: int, width: int) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import nn
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks, on_device
+from lgq.models.autoencoder import Decoder
 from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
@@ -86,18 +87,20 @@ def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> Star
     """Give a tokenizer trained weights: all of them if its quantizer is the same in kind and shape.
 
     With another quantizer, or another number of codes or stages, it gets encoder and decoder. Another
-    backbone is an error.
+    backbone is an error, except that a decoder may begin with the weights of one without a `refinement`.
 
     source: a tokenizer, or what `load_tokenizer` loads it from.
     """
     trained, name = load_tokenizer(source), source_name(source)
     here, there = tokenizer.settings["backbone"], trained.settings["backbone"]
-    require_same_network(name, "backbone", here, there, but=("checkpointing",))
+    grown = () if there.get("refinement", 0) else ("refinement",)
+    require_same_network(name, "backbone", here, there, but=("checkpointing", *grown))
     parts = ["encoder", "decoder"]
     if _quantizer_shape(tokenizer) == _quantizer_shape(trained):
         parts.append("quantizer")
     for part in parts:
-        getattr(tokenizer, part).load_state_dict(getattr(trained, part).state_dict())
+        module, state = getattr(tokenizer, part), getattr(trained, part).state_dict()
+        module.take(state) if grown and isinstance(module, Decoder) else module.load_state_dict(state)
     start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=tuple(parts))
     own, other = _title(tokenizer), _title(trained)
     reason = f"{own} here and {other} there" if own != other else f"{own} with other options there"

@@ -206,6 +206,8 @@ class TokenizerRun(TrainingRun):
     it is given here."""
     backbone: Backbone = field(default_factory=Backbone)
     """Encoder and decoder."""
+    frozen_tokens: bool = False
+    """Train the decoder alone: encoder and quantizer, and so all tokens, stay those of `start_from`."""
     rfid_images: int | None = None
     """Validation images on which rFID is computed; None: all of them if `best_by` is rfid, else none."""
     image_size: int = 256

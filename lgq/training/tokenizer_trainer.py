@@ -115,6 +115,13 @@ class TokenizerTrainer(Trainer):
             resumed = has_checkpoints(out)
             start = StartFrom.named(start_from) if resumed else take_tokenizer(self.tokenizer, start_from)
             self.history = History(start_from=start)
+        if run.frozen_tokens:
+            if not has_checkpoints(out) and (start_from is None or "quantizer" not in start.parts):
+                raise LGQError(
+                    "`frozen_tokens` keeps encoder and quantizer as they start: name trained ones, with the "
+                    "same quantizer and number of codes, as `start_from`."
+                )
+            self.tokenizer.freeze_tokens()
         self._objective = Objective(
             run.loss,
             perceptual=perceptual,

@@ -54,6 +54,8 @@ LOCAL_BACKBONES = [
     replace(LOCAL, patch=2, widths=(8, 16)),
     replace(LOCAL, patch=3, widths=(8,)),
     replace(LOCAL, patch=4, widths=(8, 16), blocks=2),
+    replace(LOCAL, patch=2, widths=(8, 16), refinement=4),
+    replace(LOCAL, patch=4, widths=(8, 16), refinement=8),
 ]
 
 
@@ -66,6 +68,31 @@ def test_a_patch_joins_pixels_at_the_first_layer_and_parts_them_at_the_last():
     assert network(images).shape == images.shape
     assert torch.equal(seen[0], F.pixel_unshuffle(images, 3))
     assert network.encoder(images).shape == (2, 8, 2, 3)
+
+
+@pytest.mark.parametrize("patch", [2, 4, 6])
+@torch.no_grad()
+def test_a_refinement_starts_with_the_images_of_a_decoder_without_one(patch):
+    plain = Decoder(replace(LOCAL, patch=patch))
+    refined = Decoder(replace(LOCAL, patch=patch, refinement=32))
+    latents = torch.randn(2, 8, 3, 5)
+    refined.take(plain.state_dict())
+    torch.testing.assert_close(refined(latents), plain(latents))
+    assert any(parameter.any() for parameter in refined.refine.block.parameters())
+    again = Decoder(replace(LOCAL, patch=patch, refinement=32))
+    again.take(refined.state_dict())
+    assert torch.equal(again(latents), refined(latents))
+
+
+def test_a_refinement_works_at_twice_the_resolution_of_the_patches_and_learns():
+    backbone = replace(LOCAL, patch=4, widths=(8, 16), refinement=8)
+    network, seen = Autoencoder(backbone), []
+    network.decoder.refine.block.register_forward_hook(lambda _, __, output: seen.append(output.shape))
+    image = torch.randn(1, 3, 16, 24)
+    network(image).square().mean().backward()
+    assert seen == [(1, 8, 8, 12)]
+    assert all(parameter.grad.any() for parameter in network.decoder.refine.parameters())
+    assert network.encoder(image).shape[1:] == (8, 2, 3)
 
 
 def test_layer_normalization_is_over_the_channels_of_each_position():
@@ -101,6 +128,7 @@ def test_local_networks_see_as_far_as_their_reach_and_no_farther(backbone):
     changed[:, :, place * f : (place + 1) * f, place * f : (place + 1) * f] += 1
     difference = (network.encoder(images) - network.encoder(changed)).abs().amax((0, 1))
     columns = difference.amax(0).nonzero().flatten()
+    reach = replace(backbone, refinement=0).reach  # the encoder has none
     assert (columns.min(), columns.max()) == (place - reach, place + reach)
 
 
@@ -113,6 +141,7 @@ def test_the_features_of_a_pixel_are_counted_where_they_are_most():
     assert replace(LOCAL, widths=(8, 16, 16)).values_per_pixel == 8
     assert replace(LOCAL, patch=2, widths=(8, 64)).values_per_pixel == 4
     assert replace(LOCAL, patch=4, widths=(8, 16)).values_per_pixel == 3
+    assert replace(LOCAL, patch=4, widths=(8, 16), refinement=32).values_per_pixel == 8
 
 
 def test_attention_equals_the_plain_formula():
@@ -147,6 +176,9 @@ def test_checkpointing_gives_identical_gradients_and_keeps_less_in_training_only
         ({"blocks": 0}, "`blocks` must be at least 1, got 0"),
         ({"patch": 0}, "`patch` must be at least 1, got 0"),
         ({"patch": 65}, "`patch` must be at most 64, got 65"),
+        ({"refinement": -1}, "`refinement` must be at least 0, got -1"),
+        ({"refinement": 8, "patch": 3}, "`refinement` needs a `patch` that 2 divides, got 3"),
+        ({"refinement": 7, "patch": 2}, "`groups` must divide `refinement`"),
         ({"norm": "batch"}, "`norm` must be 'group' or 'layer', got 'batch'"),
         (
             {"attention_heads": 3},

@@ -263,6 +263,35 @@ def test_sources_are_all_that_load_tokenizer_takes(photos, trained, quick_path):
         assert begun.source == ("a model in memory" if isinstance(source, Tokenizer) else str(source))
 
 
+def test_frozen_tokens_stay_those_of_the_source_while_the_decoder_learns(photos, trained, quick_path):
+    run = replace(TINY, frozen_tokens=True, average_decay=0.9)
+    data = FolderDataset(photos)
+    train(run, data, quick_path / "run", start_from=trained)
+    before, after = load_tokenizer(trained), load_tokenizer(quick_path / "run", "last")
+    for (name, weight), (_, source) in zip(after.named_parameters(), before.named_parameters(), strict=True):
+        assert torch.equal(weight, source) != name.startswith("decoder."), name
+
+
+@pytest.mark.parametrize("changes", [{}, {"codebook_size": 8}])
+def test_frozen_tokens_need_a_trained_quantizer(changes, photos, trained, quick_path):
+    run, source = replace(TINY, frozen_tokens=True, **changes), trained if changes else None
+    with pytest.raises(LGQError, match=r"`frozen_tokens` keeps encoder and quantizer .* as `start_from`"):
+        begin(run, photos, quick_path, source)
+
+
+@torch.no_grad()
+def test_a_decoder_may_gain_a_refinement_and_not_lose_it(photos, quick_path):
+    plain = replace(TINY, backbone=replace(TINY.backbone, patch=2, widths=(4,)))
+    grown = replace(plain, backbone=replace(plain.backbone, refinement=16))
+    source = begin(plain, photos, quick_path, None).tokenizer.eval()
+    trainer = begin(grown, photos, quick_path, source)
+    tokens = source.encode(torch.rand(1, 3, 16, 16))
+    torch.testing.assert_close(trainer.tokenizer.eval().decode(tokens), source.decode(tokens))
+    assert trainer.history.start_from.parts == ("encoder", "decoder", "quantizer")
+    with pytest.raises(LGQError, match=r"its backbone has other refinement \(there 16, here 0\)"):
+        begin(plain, photos, quick_path, trainer.tokenizer)
+
+
 def test_another_backbone_is_refused_with_its_settings(photos, trained, quick_path):
     other = replace(TINY, backbone=replace(TINY.backbone, widths=(4, 4), blocks=2, checkpointing=True))
     words = r"its backbone has other widths \(there \[4, 8\], here \[4, 4\]\), blocks \(there 1, here 2\): "
