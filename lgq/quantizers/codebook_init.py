@@ -92,8 +92,8 @@ class DataInitQuantizer(Quantizer):
         if not has_values(z) or (len(z) > 1 and (z != z[0]).any()):
             return
         warnings.warn(
-            f'the first training batch of {type(self).__name__}(init="{self.init}") holds equal latents only, '
-            "so codes start nearly equal: begin with a larger batch of varied data, or with "
+            f'the first training batch of {type(self).__name__}(init="{self.init}") holds equal latents '
+            "only, so codes start nearly equal: begin with a larger batch of varied data, or with "
             "q.set_codebook(codes).",
             LGQWarning,
             stacklevel=2,
