@@ -190,8 +190,9 @@ class Decoder(nn.Module):
             grid = theirs.unflatten(0, (3, 2, self.patch, 2, self.patch)).movedim((1, 3), (3, 4))
             mine[: 4 * pixels] = grid.flatten(0, 4)
         last = self.refine.block.branch[-1]  # type: ignore[index]  # a Sequential
-        for parameter in (last.weight, last.bias, self.to_image.weight, self.to_image.bias):
-            parameter.zero_()
+        for layer in (last, self.to_image):
+            for parameter in layer.parameters():
+                parameter.zero_()
         self.to_image.weight[:, :pixels, 1, 1] = torch.eye(pixels)
         own = {name: value for name, value in state.items() if not name.startswith("to_image.")}
         self.load_state_dict(self.state_dict() | own)
