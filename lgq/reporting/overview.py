@@ -74,7 +74,7 @@ class Placement(NamedTuple):
 
     @property
     def against(self) -> str:
-        """Which rows LGQ can be told from, and in which direction."""
+        """Rows that LGQ is ahead of, behind, or not separable from, in words."""
         if self.own is None:
             return _NONE
         if len(self.ranked) == 1:

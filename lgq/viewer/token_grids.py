@@ -22,7 +22,7 @@ _TOKEN_FORMAT = "lgq-tokens-1"
 
 
 class Grid(NamedTuple):
-    """Where the tokens of a stage or scale are among all of a picture, in the order of the tokenizer."""
+    """Places of the tokens of a stage or scale in the tokenizer's sequence of all tokens of a picture."""
 
     rows: int
     columns: int
