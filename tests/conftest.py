@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 
@@ -23,6 +24,7 @@ for finder in sys.meta_path:
     if hasattr(finder, "should_instrument"):  # that of jaxtyping, whose checks Triton cannot compile
         finder.should_instrument = _but_the_kernels(finder.should_instrument)
 
+from lgq.ops import passes  # noqa: E402
 from lgq.ops.fused import KERNEL_VARIABLE  # noqa: E402
 from lgq.quantizers import Quantized  # noqa: E402
 
@@ -52,11 +54,20 @@ def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jaxtyping_config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture(scope="module", params=["torch", "triton"])
+@pytest.fixture(scope="module", params=["torch", "c", "triton"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both implementations of the operators; the fused kernels run in Triton's interpreter."""
+    """All implementations of the operators; the fused kernels run in Triton's interpreter."""
     if request.param == "triton" and importlib.util.find_spec("triton") is None:
         pytest.skip("the fused kernels need Triton: pip install -e '.[kernels]'")
+    if request.param == "c":
+        require_c_compiler()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(KERNEL_VARIABLE, request.param)
+        patch.setenv(KERNEL_VARIABLE, "triton" if request.param == "triton" else "torch")
+        patch.setenv(passes.NATIVE_VARIABLE, "1" if request.param == "c" else "0")
+        patch.setattr(passes, "_FEWEST_SCORES", 0)
         yield request.param
+
+
+def require_c_compiler() -> None:
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        pytest.skip("passes in C need a compiler: apt install gcc")

@@ -18,7 +18,7 @@ from lgq import weights
 from lgq.bench.measure import available_bytes, interleaved_ms
 from lgq.bench.quantizers import QuantizerRow, six_gemms, training_step
 from lgq.checks import require_at_least
-from lgq.ops import fused
+from lgq.ops import fused, passes
 from lgq.quantizers import LGQ
 
 _DIM = 64
@@ -67,6 +67,7 @@ def examine(settings: Examination) -> Iterator[str]:
     for device in devices or [torch.device("cpu")]:
         yield from _speed(device, settings)
     yield f"\nKernels ({fused.KERNEL_VARIABLE}={fused.kernel_choice()})"
+    yield f"  cpu     {_passes()}"
     if not devices:
         yield "  the fused kernels are for CUDA devices: there is nothing to choose here"
     for device in devices:
@@ -83,6 +84,16 @@ def _speed(device: torch.device, settings: Examination) -> Iterator[str]:
     ratio = best["step"] / best["floor"]
     floor_ms = f"{best['floor']:.1f} ms of the matrix products that it cannot do without"
     yield f"  {device!s:6}  {best['step']:.1f} ms, {ratio:.2f} times the {floor_ms}"
+
+
+def _passes() -> str:
+    """Say what works between the matrix products on the CPU."""
+    if not passes.is_native_wanted():
+        return f"torch between the matrix products, as {passes.NATIVE_VARIABLE}=0 says"
+    obstacle = passes.native_obstacle(torch.float32)
+    if obstacle is not None:
+        return f"torch between the matrix products; C would be faster, but {obstacle}"
+    return "C between the matrix products, compiled for this processor"
 
 
 def _advice(device: torch.device, settings: Examination) -> Iterator[str]:

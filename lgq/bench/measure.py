@@ -11,6 +11,11 @@ import torch
 
 Call = Callable[[], object]
 
+_WHILE_MS = 50.0  # short calls run several times, because the first ones after another call are slow
+_LEAST_MS = 0.05
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt in malloc.h
+_OWN_PAGES, _KEPT_PAGES = 2**16, 2**25  # the latter is as far as glibc raises them by itself
+
 
 def now(device: torch.device) -> float:
     """Time in seconds, when all work on the device is done."""
@@ -36,9 +41,16 @@ def milliseconds(call: Call, device: torch.device) -> float:
 
 
 def interleaved_ms(calls: Mapping[str, Call], *, repeats: int, device: torch.device) -> dict[str, float]:
-    """Best time of each call in milliseconds, over `repeats` rounds in which each runs once."""
-    rounds = [{name: milliseconds(call, device) for name, call in calls.items()} for _ in range(repeats)]
-    return {name: min(times[name] for times in rounds) for name in calls}
+    """Best time of each call in milliseconds, over `repeats` rounds in which each runs for a while."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(repeats):
+        for name, call in calls.items():
+            spent = 0.0
+            while spent < _WHILE_MS:
+                took = milliseconds(call, device)
+                best[name] = min(best[name], took)
+                spent += max(took, _LEAST_MS)
+    return best
 
 
 def peak_extra_bytes(call: Call, device: torch.device) -> int | None:
@@ -55,12 +67,18 @@ def peak_extra_bytes(call: Call, device: torch.device) -> int | None:
     reset = Path("/proc/self/clear_refs")
     if device.type != "cpu" or not reset.exists():
         return None
-    # Otherwise the call would reuse freed memory that the allocator keeps, and it would not count.
-    ctypes.CDLL(None).malloc_trim(0)
+    allocator = ctypes.CDLL(None)
+    # Tensors get pages of their own, which go back to the system with them: freed memory that the allocator
+    # keeps would count sometimes, and sometimes not.
+    allocator.mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
+    allocator.malloc_trim(0)
     reset.write_text("5")
     before = _kibibytes("/proc/self/status", "VmRSS")
     call()
-    return (_kibibytes("/proc/self/status", "VmHWM") - before) * 1024
+    peak = _kibibytes("/proc/self/status", "VmHWM") - before
+    allocator.mallopt(_MMAP_THRESHOLD, _KEPT_PAGES)  # new pages for every tensor would take time
+    allocator.mallopt(_TRIM_THRESHOLD, _KEPT_PAGES)
+    return peak * 1024
 
 
 def available_bytes(device: torch.device) -> int:

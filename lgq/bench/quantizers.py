@@ -85,7 +85,7 @@ class QuantizerBenchmark:
     dense: bool = True
     """Measure the dense formulas too, which take long for many codes."""
     repeats: int = 5
-    """Rounds, of which the best counts; only one where a round takes over ten seconds."""
+    """Rounds, of which the best time counts; only one where a round takes over ten seconds."""
     device: str = "auto"
     """Where to measure: auto (CUDA, else MPS, else the CPU), cpu, cuda, cuda:N or mps."""
 

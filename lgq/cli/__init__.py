@@ -110,7 +110,7 @@ COMMANDS = {
     ),
     "weights fetch": Entry("weights", "WeightsFetch", "download them once", plugins=False),
     "weights import": Entry("weights", "WeightsImport", "take them from a file", plugins=False),
-    "doctor": Entry("doctor", "Doctor", "versions, devices, kernels and speed on one page", plugins=False),
+    "doctor": Entry("bench", "Doctor", "versions, devices, kernels and speed on one page", plugins=False),
     "bench quantizers": Entry("bench", "BenchQuantizers", "time and memory of a quantizer's training step"),
     "bench encode": Entry("bench", "BenchEncode", "nearest-code search beside faiss", plugins=False),
     "bench train": Entry("bench", "BenchTrain", "images per second of a training step"),

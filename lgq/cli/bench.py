@@ -1,8 +1,11 @@
-"""`lgq bench`: measure this machine; every time is also a ratio to something measured in the same run."""
+"""`lgq bench` and `lgq doctor`: measure this machine.
+
+Every time is also a ratio to something measured in the same run.
+"""
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -11,6 +14,7 @@ import tyro
 from rich.table import Table
 
 from lgq.bench import encode, evaluate, quantizers, sample, tables, train
+from lgq.bench.doctor import Examination, examine
 from lgq.cli.console import progress_of, say, show
 
 Settings = TypeVar("Settings")
@@ -77,3 +81,15 @@ class BenchSample(Benchmark[sample.SampleBenchmark]):
     """Measure the drawing of images beside the networks alone, and the share of each part."""
 
     parts = (sample, "drawing", tables.sample_table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Print versions, devices, weights, disk and speed, and which kernels to choose, on one page."""
+
+    settings: Annotated[Examination, tyro.conf.arg(name="")] = field(default_factory=Examination)
+
+    def run(self) -> int:
+        for line in examine(self.settings):
+            show(line)
+        return 0

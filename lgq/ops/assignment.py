@@ -6,8 +6,6 @@ numbers per vector and the backward pass recomputes the rest. A training step co
 operations, the minimum that the formulas allow.
 """
 
-import math
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -16,11 +14,11 @@ from torch import Tensor
 
 from lgq.checks import needs_plain_formulas
 from lgq.errors import LGQError
-from lgq.ops.numerics import full_float32, min_log_weight
+from lgq.ops.numerics import full_float32
+from lgq.ops.passes import LOG2_E, Weighed, passes_for
 from lgq.ops.search import (
     Score,
     Scores,
-    blockwise_argmax,
     check_score_inputs,
     dense_scores,
     score_centre,
@@ -29,9 +27,6 @@ from lgq.ops.search import (
 )
 
 CodebookGradient = Literal["soft", "hard", "both"]
-
-_LOG2_E = math.log2(math.e)  # weights are powers of two: torch's exp2 takes a third of the time of its exp
-_BLOCK_ELEMENTS = 2**19  # two blocks of float32 stay in the caches of two cores
 
 
 class SoftAssignment(NamedTuple):
@@ -115,32 +110,17 @@ def dense_assignment(
 def assign_in_tiles(
     z: Tensor, codes: Tensor, tau: Tensor, score: str, codebook_gradient: str, rows: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the operator with torch, on any device; `lgq.ops.fused` has another implementation for CUDA."""
-    k = len(codes)
+    """Compute the operator on any device; `lgq.ops.fused` has another implementation for CUDA."""
     _, indices, purity, entropy, usage, peak, log_sum = _empty_outputs(z, codes)
-    usage.zero_()
+    passes = passes_for(len(z), len(codes), usage)
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
-        scale = _LOG2_E / tau.to(usage.dtype)
-        lowest = _LOG2_E * min_log_weight(usage.dtype)
-        # One buffer: the allocator returns one of this size to the system, whose pages cost more than exp2.
-        exponentials = usage.new_empty(0)
+        scale = LOG2_E / tau.to(usage.dtype)
         for tile, (s,) in scores.tiles(2 * rows, depth=1):  # as much memory as the backward pass takes
             scores.write(s, tile)
-            for block in _blocks_in_cache(tile, z.device, k):
-                w = s[block.start - tile.start : block.stop - tile.start]
-                # The best before the division by tau, which may round two scores to one value:
-                # `nearest_codes` compares them undivided too.
-                peak[block], indices[block] = blockwise_argmax(w)
-                w = w[:, :k]
-                w.sub_(peak[block, None]).mul_(scale).clamp_(min=lowest)
-                e = torch.exp2(w, out=exponentials.resize_(w.shape))
-                total = e.sum(1)
-                purity[block] = (torch.linalg.vector_norm(e, dim=1) / total).square()
-                usage.addmv_(e.T, 1 / (total * len(z)))
-                log_sum[block] = total.log()
-                entropy[block] = log_sum[block] - w.mul_(e).sum(1) / (total * _LOG2_E)
-    return codes[indices].to(z.dtype), indices, purity, entropy, usage, peak, log_sum
+            of_rows = Weighed(peak, indices, log_sum, purity, entropy)
+            passes.weigh(s, scale, Weighed(*(part[tile] for part in of_rows)))
+    return codes[indices].to(z.dtype), indices, purity, entropy, passes.column_sums(), peak, log_sum
 
 
 _soft_assignment = torch.library.custom_op("lgq::soft_assignment", assign_in_tiles, mutates_args=())
@@ -176,13 +156,14 @@ def gradients_in_tiles(
     rows: int,
     codes_learn: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of the vectors and the codes with torch, on any device."""
+    """Compute the gradients of the vectors and the codes on any device."""
     k, n = len(codes), len(z)
     with full_float32(z):
         scores = Scores(z, codes, score, score_centre(z, codes))
         inputs, dtype = scores.inputs, scores.inputs.dtype
         inverse = 1 / tau.to(dtype)
-        scale, lowest = _LOG2_E * inverse, _LOG2_E * min_log_weight(dtype)
+        scale = LOG2_E * inverse
+        passes = passes_for(n, k, inputs)
         g = None if grad_output is None else grad_output.to(dtype)
         u = scores.bias.new_zeros(k) if grad_usage is None else grad_usage / n
         reference = best_code_gradient(scores.codes, indices, log_sum, g, grad_purity, u)
@@ -190,12 +171,11 @@ def gradients_in_tiles(
             reference = reference + grad_entropy * log_sum
         # One product writes log2 p and dL/dp: what is added per code or per vector are further channels.
         right = torch.cat([scores.codes, torch.stack([scores.bias, torch.ones_like(u), u], 1)], 1)
-        shift, zero = peak * scale + log_sum * _LOG2_E, torch.zeros_like(peak)
+        shift, zero = peak * scale + log_sum * LOG2_E, torch.zeros_like(peak)
         for_p = torch.stack([scale.expand(n), -shift, zero], 1)
         for_dp = torch.stack([zero, -reference, zero + 1], 1)
         dz = inputs.new_empty(z.shape)
         dcodes = scores.codes.new_zeros(codes.shape if codes_learn else 0)
-        dbias = scores.bias.new_zeros(k)
         for tile, both in scores.tiles(rows, depth=2):
             left = torch.cat([inputs[tile] * scale, for_p[tile]], 1)
             if g is None:
@@ -203,12 +183,12 @@ def gradients_in_tiles(
             else:
                 left = torch.cat([left, torch.cat([g[tile], for_dp[tile]], 1)])
             torch.mm(left, right.T, out=both.flatten(0, 1)[: len(left), :k])
-            for block in _blocks_in_cache(tile, z.device, k):
-                p, dp = both[:, block.start - tile.start : block.stop - tile.start, :k]
-                _score_gradient(p.clamp_(min=lowest), dp, block, indices, grad_purity, grad_entropy)
-                if codes_learn:
-                    dbias.addmv_(dp.T, dp.new_ones(len(dp)))
-            ds = both[1, :, :k]
+            log_p, dp = both
+            of_purity, of_entropy = (
+                grad if grad is None else grad[tile] for grad in (grad_purity, grad_entropy)
+            )
+            passes.differentiate(log_p, dp, indices[tile], of_purity, of_entropy)
+            ds = dp[:, :k]
             torch.mm(ds, scores.codes, out=dz[tile])
             if codes_learn and g is not None and codebook_gradient != "hard":
                 of_both = torch.cat([g[tile], inputs[tile] * inverse])
@@ -217,7 +197,7 @@ def gradients_in_tiles(
                 dcodes.addmm_(ds.T, inputs[tile] * inverse)
         dz *= 2 * inverse if score == "l2" else inverse
         if codes_learn and score == "l2":
-            dcodes.addcmul_(scores.codes, (dbias * -2 * inverse)[:, None])
+            dcodes.addcmul_(scores.codes, (passes.column_sums() * -2 * inverse)[:, None])
         if codes_learn and g is not None and codebook_gradient != "soft":
             dcodes.index_add_(0, indices, g)
     return dz.to(z.dtype), dcodes.to(codes.dtype)
@@ -242,31 +222,6 @@ def best_code_gradient(
     if grad_purity is not None:
         reference = reference + 2 * grad_purity * (-log_sum).exp()
     return reference
-
-
-def _blocks_in_cache(tile: slice, device: torch.device, k: int) -> Iterator[slice]:
-    """Cut a tile, which is large enough for an efficient GEMM, for the passes over its elements."""
-    rows = max(1, _BLOCK_ELEMENTS // k) if device.type == "cpu" else tile.stop - tile.start
-    return (slice(i, min(i + rows, tile.stop)) for i in range(tile.start, tile.stop, rows))
-
-
-def _score_gradient(
-    p: Float[Tensor, "b k"],
-    dp: Float[Tensor, "b k"],
-    block: slice,
-    indices: Int[Tensor, " n"],
-    grad_purity: Float[Tensor, " n"] | None,
-    grad_entropy: Float[Tensor, " n"] | None,
-) -> None:
-    """Turn (log2 p, dL/dp of the linear outputs) of a block into (p, dL/d log-weights), in place."""
-    if grad_entropy is not None:
-        dp.addcmul_(p, (grad_entropy[block] / -_LOG2_E)[:, None])
-    p.exp2_()
-    if grad_purity is not None:
-        dp.addcmul_(p, 2 * grad_purity[block, None])
-    dp.scatter_(1, indices[block, None], 0.0)
-    dp.mul_(p)
-    dp.addcmul_(p, -dp.sum(1, keepdim=True))
 
 
 _soft_assignment_backward = torch.library.custom_op(

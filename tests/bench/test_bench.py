@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def test_calls_take_turns():
     times = interleaved_ms(
         {name: lambda name=name: called.append(name) for name in "ab"}, repeats=3, device=CPU
     )
-    assert called == ["a", "b"] * 3
+    assert [name for name, _ in groupby(called)] == ["a", "b"] * 3
+    assert len(called) > 6, "short calls run several times in a row"
     assert all(0 < times[name] < 1000 for name in "ab")
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lgq.ops import assignment, search
+from lgq.ops import passes, search
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.search import nearest_codes
 
@@ -26,8 +26,8 @@ def precisions(request, monkeypatch):
     inside = []
     for module, name in (
         (search, "blockwise_argmax"),
-        (assignment, "blockwise_argmax"),
-        (assignment, "_score_gradient"),
+        (passes.TorchPasses, "weigh"),
+        (passes.TorchPasses, "differentiate"),
     ):
         function = getattr(module, name)
 
@@ -65,7 +65,7 @@ def test_an_error_restores_the_precision_of_products(precisions, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("inside")
 
-    for module, function in ((search, nearest_codes), (assignment, lambda z, e: soft_assignment(z, e, 1.0))):
+    for module, function in ((search, nearest_codes), (passes, lambda z, e: soft_assignment(z, e, 1.0))):
         monkeypatch.setattr(module, "blockwise_argmax", fail)
         with pytest.raises(RuntimeError, match="inside"):
             function(torch.randn(5, 3), torch.randn(6, 3))
