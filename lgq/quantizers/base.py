@@ -3,6 +3,7 @@
 n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 """
 
+import difflib
 import inspect
 import itertools
 import warnings
@@ -39,6 +40,22 @@ NO_CODE = -1
 CodeScore = Literal["l2", "dot", "cosine"]
 """Scores of codes: negative squared distance, inner product, or cosine of the angle."""
 
+_NAMES_OF_THE_PEER = {
+    "accept_image_fmap": "channel_dim=1",
+    "channel_last": "channel_dim",
+    "entropy_loss_weight": "entropy_weight",
+    "freeze_codebook": "q.freeze()",
+    "heads": "Grouped.of",
+    "kmeans_init": 'init="kmeans"',
+    "learnable_codebook": 'learning="gradient"',
+    "num_codebooks": "Grouped.of",
+    "num_quantizers": "Residual.of",
+    "rotation_trick": 'gradient="rotation"',
+    "sample_codebook_temp": "sample_temperature",
+    "threshold_ema_dead_code": "restart_below",
+    "use_cosine_sim": 'score="cosine"',
+}
+"""Options of vector-quantize-pytorch that have another name here, which newcomers try first."""
 _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
 _NARROW = 32
@@ -93,6 +110,14 @@ class Quantizer(nn.Module, ABC):
     scale_matters = True
     """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
+
+    def __new__(cls, *_arguments: Any, **options: Any) -> "Quantizer":
+        """Refuse an option that the constructor does not have, with the one that may be meant."""
+        parameters = inspect.signature(cls.__init__).parameters
+        unknown = [name for name in options if name not in parameters]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise TypeError(_no_such_option(cls.__name__, unknown[0], list(parameters)[1:]))
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -370,6 +395,17 @@ def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> N
                 f"{name} of {type(quantizer).__name__} contains NaN or infinity in the loaded state: "
                 "load the state of a training that had not diverged."
             )
+
+
+def _no_such_option(quantizer: str, name: str, options: list[str]) -> str:
+    if name in _NAMES_OF_THE_PEER:
+        meant = (
+            f"{_NAMES_OF_THE_PEER[name]} takes its place (docs/from-vector-quantize-pytorch.md has all names)"
+        )
+    else:
+        close = difflib.get_close_matches(name, options, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"it takes {', '.join(options)}"
+    return f"{quantizer} has no option {name}: {meant}"
 
 
 def draw_seed() -> int:

@@ -9,10 +9,11 @@ import torch
 import vector_quantize_pytorch as peer
 from torch import nn
 
-from lgq import BSQ, Grouped, Residual
+from lgq import BSQ, LFQ, LGQ, VQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
+from lgq.quantizers.base import _NAMES_OF_THE_PEER
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
@@ -274,3 +275,28 @@ def test_every_class_and_argument_of_the_peer_has_a_row():
     assert rows.keys() == classes.keys()
     for name, value in classes.items():
         assert rows[name] == set(inspect.signature(value).parameters), name
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: VQ(DIM, SIZE, use_cosine_sim=True),
+            r'VQ has no option use_cosine_sim: score="cosine" takes',
+        ),
+        (lambda: LGQ(DIM, SIZE, num_quantizers=4), "LGQ has no option num_quantizers: Residual.of takes"),
+        (lambda: LGQ(DIM, SIZE, tau_stat=1.0), r"did you mean tau_start\?"),
+        (
+            lambda: LFQ(DIM, SIZE, learnable_codebook=True),
+            "LFQ has no option learnable_codebook: it takes dim, ",
+        ),
+        (lambda: Residual([VQ(DIM, SIZE)], drop=0.1), r"Residual has no option drop: did you mean dropout\?"),
+    ],
+)
+def test_an_unknown_option_names_the_one_that_is_meant(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_hints_for_the_names_of_the_peer_are_on_the_page():
+    assert set.union(*rows_of_the_page().values()) >= set(_NAMES_OF_THE_PEER)
