@@ -9,7 +9,7 @@ import torch
 import vector_quantize_pytorch as peer
 from torch import nn
 
-from lgq import BSQ, LFQ, LGQ, VQ, Grouped, Residual
+from lgq import BSQ, FSQ, LGQ, VQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
@@ -287,8 +287,8 @@ def test_every_class_and_argument_of_the_peer_has_a_row():
         (lambda: LGQ(DIM, SIZE, num_quantizers=4), "LGQ has no option num_quantizers: Residual.of takes"),
         (lambda: LGQ(DIM, SIZE, tau_stat=1.0), r"did you mean tau_start\?"),
         (
-            lambda: LFQ(DIM, SIZE, kmeans_init=True),
-            "LFQ has no option kmeans_init: it takes dim, ",
+            lambda: FSQ(DIM, SIZE, kmeans_init=True),
+            "FSQ has no option kmeans_init: it takes dim, ",
         ),
         (lambda: Residual([VQ(DIM, SIZE)], drop=0.1), r"Residual has no option drop: did you mean dropout\?"),
     ],
