@@ -398,10 +398,11 @@ def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> N
 
 
 def _no_such_option(quantizer: str, name: str, options: list[str]) -> str:
-    if name in _NAMES_OF_THE_PEER:
-        meant = (
-            f"{_NAMES_OF_THE_PEER[name]} takes its place (docs/from-vector-quantize-pytorch.md has all names)"
-        )
+    ours = _NAMES_OF_THE_PEER.get(name, "")
+    option, _, _ = ours.partition("=")
+    # A method or a composition suits every quantizer, an option only those that have it.
+    if "." in option or option in options:
+        meant = f"{ours} takes its place (docs/from-vector-quantize-pytorch.md has all names)"
     else:
         close = difflib.get_close_matches(name, options, n=1)
         meant = f"did you mean {close[0]}?" if close else f"it takes {', '.join(options)}"

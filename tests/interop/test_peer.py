@@ -286,10 +286,7 @@ def test_every_class_and_argument_of_the_peer_has_a_row():
         ),
         (lambda: LGQ(DIM, SIZE, num_quantizers=4), "LGQ has no option num_quantizers: Residual.of takes"),
         (lambda: LGQ(DIM, SIZE, tau_stat=1.0), r"did you mean tau_start\?"),
-        (
-            lambda: FSQ(DIM, SIZE, kmeans_init=True),
-            "FSQ has no option kmeans_init: it takes dim, ",
-        ),
+        (lambda: FSQ(DIM, SIZE, kmeans_init=True), "FSQ has no option kmeans_init: it takes dim, "),
         (lambda: Residual([VQ(DIM, SIZE)], drop=0.1), r"Residual has no option drop: did you mean dropout\?"),
     ],
 )
