@@ -65,7 +65,8 @@ class Train(Computes):
     """Images to validate on, not a stream; by default the centre crops of the training images."""
     start_from: str | None = None
     """Begin a new run with the weights of a tokenizer: a run directory, a directory that save_pretrained
-    wrote, photo-f8, or owner/name on the Hub. With another quantizer, its encoder and decoder."""
+    wrote, photo-f8, or owner/name on the Hub. With another quantizer, its encoder and decoder; with more
+    codes, these and copies of its codes."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""

@@ -20,6 +20,8 @@ Init = Literal["normal", "data", "kmeans"]
 """Start of the codes: normal, latents of the first training batch, or k-means centres of it."""
 
 _JITTER = 0.01
+_APART = 0.2
+"""Noise on the copies of a code that is split, in standard deviations of the codes."""
 
 
 class DataInitQuantizer(Quantizer):
@@ -133,6 +135,16 @@ def latent_codes(z: Float[Tensor, "n c"], codebook_size: int, *, seed: int) -> F
     noise = torch.randn(codebook_size, z.shape[1], generator=generator, device=device).to(z)
     noise[: len(z)] = 0
     return z[order] + noise * z.std(correction=0) * _JITTER
+
+
+def split_codes(codes: Float[Tensor, "m c"], codebook_size: int, *, seed: int) -> Float[Tensor, "k c"]:
+    """Make more codes of few: each old one, and copies of them at a small distance."""
+    generator = torch.Generator().manual_seed(seed)
+    m, device = len(codes), generator.device
+    copies = codes.repeat(-(-codebook_size // m), 1)[:codebook_size]
+    noise = torch.randn(copies.shape, generator=generator, device=device).to(copies)
+    noise[:m] = 0
+    return copies + noise * codes.std(correction=0) * _APART
 
 
 def kmeans_codes(

@@ -17,6 +17,7 @@ from lgq.models.discriminator import PatchDiscriminator
 from lgq.models.inception import InceptionV3
 from lgq.models.lpips import LPIPS
 from lgq.quantizers import CONTINUOUS
+from lgq.quantizers.codebook_init import DataInitQuantizer, split_codes
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.history import StartFrom, require_same_network, source_name
 from lgq.training.settings import TokenizerRun
@@ -86,7 +87,8 @@ def build_networks(
 def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> StartFrom:
     """Give a tokenizer trained weights: all of them if its quantizer is the same in kind and shape.
 
-    With another quantizer, or another number of codes or stages, it gets encoder and decoder. Another
+    A learned codebook of more codes begins with the trained ones and copies of them at a small distance.
+    With another quantizer, or fewer codes or other stages, only encoder and decoder are taken. Another
     backbone is an error, except that a decoder may begin with the weights of one without a `refinement`.
 
     source: a tokenizer, or what `load_tokenizer` loads it from.
@@ -98,15 +100,34 @@ def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> Star
     parts = ["encoder", "decoder"]
     if _quantizer_shape(tokenizer) == _quantizer_shape(trained):
         parts.append("quantizer")
+    grows = "quantizer" not in parts and _take_codes(tokenizer, trained)
     for part in parts:
         module, state = getattr(tokenizer, part), getattr(trained, part).state_dict()
         module.take(state) if grown and isinstance(module, Decoder) else module.load_state_dict(state)
+    parts += ["codes"] * grows
     start = StartFrom(source=name, fingerprint=trained.fingerprint(), parts=tuple(parts))
     own, other = _title(tokenizer), _title(trained)
     reason = f"{own} here and {other} there" if own != other else f"{own} with other options there"
-    untrained = "" if "quantizer" in parts else f"; the quantizer starts untrained, as it is {reason}"
-    _log.info("starting from %s%s", start, untrained)
+    how = "has copies of the codes" if grows else "starts untrained"
+    differs = "" if "quantizer" in parts else f"; the quantizer {how}, as it is {reason}"
+    _log.info("starting from %s%s", start, differs)
     return start
+
+
+def _take_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:
+    """Give a quantizer the codes of one that differs by having fewer, and copies of them; tell whether."""
+    quantizer, smaller = tokenizer.quantizer, trained.quantizer
+    (name, size, *levels), (old_name, old_size, *old_levels) = _kind(tokenizer), _kind(trained)
+    if (name, levels) != (old_name, old_levels) or size <= old_size:
+        return False
+    own, state = quantizer.state_dict(), smaller.state_dict()
+    if not isinstance(quantizer, DataInitQuantizer) or "codebook" not in own or own.keys() != state.keys():
+        return False
+    if quantizer.code_dim != smaller.code_dim:
+        return False
+    quantizer.load_state_dict(own | {key: state[key] for key in own if own[key].shape == state[key].shape})
+    quantizer.set_codebook(split_codes(state["codebook"], size, seed=quantizer.seed))
+    return True
 
 
 def _quantizer_shape(tokenizer: Tokenizer) -> tuple[object, ...]:

@@ -256,6 +256,18 @@ def test_another_number_of_codes_begins_anew(changes, photos, trained, quick_pat
     assert trainer.history.start_from.parts == ("encoder", "decoder")
 
 
+@pytest.mark.parametrize("quantizer", ["lgq", "ibq", "vq"])
+def test_a_larger_codebook_begins_with_the_codes_and_copies_near_them(quantizer, photos, trained, quick_path):
+    few = begin(replace(TINY, quantizer=quantizer), photos, quick_path, None).tokenizer
+    more = begin(replace(TINY, quantizer=quantizer, codebook_size=40), photos, quick_path, few)
+    codes, grown = few.quantizer.codebook, more.tokenizer.quantizer.codebook
+    assert torch.equal(grown[:16], codes)
+    copies = grown[16:] - codes.repeat(2, 1)[:24]
+    assert 0.1 * codes.std() < copies.std() < 0.4 * codes.std()
+    assert len(grown.unique(dim=0)) == 40
+    assert more.history.start_from.parts == ("encoder", "decoder", "codes")
+
+
 def test_sources_are_all_that_load_tokenizer_takes(photos, trained, quick_path):
     for source in (str(trained), trained / "last", load_tokenizer(trained)):
         begun = begin(TINY, photos, quick_path, source).history.start_from
