@@ -56,21 +56,26 @@ def interleaved_ms(calls: Mapping[str, Call], *, repeats: int, device: torch.dev
 def peak_extra_bytes(call: Call, device: torch.device) -> int | None:
     """Peak memory of a call beyond the memory in use before it; None where the system does not tell.
 
-    Run the call once before, so that the buffers of libraries exist already.
+    Runs the call twice: the first time, libraries make buffers that they keep.
     """
-    gc.collect()
     if device.type == "cuda":
+        call()
+        gc.collect()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
         return torch.cuda.max_memory_allocated(device) - before
     reset = Path("/proc/self/clear_refs")
     if device.type != "cpu" or not reset.exists():
+        call()
+        call()
         return None
     allocator = ctypes.CDLL(None)
-    # Tensors get pages of their own, which go back to the system with them: freed memory that the allocator
-    # keeps would count sometimes, and sometimes not.
+    # Tensors get pages of their own, which go back to the system with them, from the first call on: freed
+    # memory that the allocator keeps would count sometimes, and sometimes not.
     allocator.mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
+    call()
+    gc.collect()
     allocator.malloc_trim(0)
     reset.write_text("5")
     before = _kibibytes("/proc/self/status", "VmRSS")

@@ -171,6 +171,7 @@ def gradients_in_tiles(
             reference = reference + grad_entropy * log_sum
         # One product writes log2 p and dL/dp: what is added per code or per vector are further channels.
         right = torch.cat([scores.codes, torch.stack([scores.bias, torch.ones_like(u), u], 1)], 1)
+        scores.codes = right[:, : scores.codes.shape[1]]  # frees the other copy
         shift, zero = peak * scale + log_sum * LOG2_E, torch.zeros_like(peak)
         for_p = torch.stack([scale.expand(n), -shift, zero], 1)
         for_dp = torch.stack([zero, -reference, zero + 1], 1)
