@@ -36,10 +36,11 @@ from lgq.metrics.codebook_study import draw_study, study_codebook
 from lgq.metrics.generation import evaluate_generation, require_sample_plan
 from lgq.metrics.likelihood import evaluate_likelihood
 from lgq.metrics.metric_networks import MetricNetworks
-from lgq.metrics.quality import ImageScore, ReconstructionEvaluation, evaluate_tokenizer
+from lgq.metrics.quality import ImageScore, ReconstructionEvaluation, evaluate_tokenizer, reconstruct_with
 from lgq.metrics.reference import Reference
 from lgq.models.sampling import Sampling
 from lgq.progress import Progress, unwatched
+from lgq.quantizers.continuous import Continuous
 from lgq.random import SAMPLING_BATCH
 from lgq.results import RESULTS, append_result, strict
 from lgq.tokenizer import Tokenizer
@@ -238,6 +239,8 @@ def _evaluate_tokenizer(
     loading: dict[str, Any],
 ) -> tuple[dict[str, Any], Draw]:
     """Return the fields of the record, and the function that draws its pictures."""
+    if geometry and isinstance(tokenizer.quantizer, Continuous):
+        raise LGQError("`geometry` studies codes, and a continuous autoencoder has none: leave it out.")
     networks = MetricNetworks.available(tokenizer.device)
     evaluation = evaluate_tokenizer(tokenizer, data, networks, image_size=image_size, **loading)
     warn_of_enlarged(evaluation.sides, image_size, tokenizer.factor)
@@ -274,7 +277,7 @@ def draw_extremes(
     pictures = {}
     for name, group in best_median_worst(scores, EXTREME_IMAGES).items():
         images = _crops(group, data, image_size)
-        reconstructions = tokenizer.decode(tokenizer.encode(images.to(tokenizer.device))).cpu()
+        reconstructions = reconstruct_with(tokenizer)(images.to(tokenizer.device))[0].cpu()
         pictures[name] = reconstruction_grid(
             images,
             reconstructions,

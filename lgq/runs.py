@@ -333,8 +333,7 @@ def with_file(base: AnyRun, file: str | Path | None, changes: Mapping[str, Any])
     """Return a named run with the settings of a file, if any, in a form that suits the changes to come.
 
     changes: settings that the caller will change, by their option names; a file must agree with the name
-        about the quantizer unless they decide, and a warm-up of the name that takes as many steps as they ask
-        for is shortened to a tenth of them.
+        about the quantizer unless they decide.
     """
     values = {} if file is None else _run_settings_in(type(base), file)
     quantizer = getattr(base, "quantizer", None)
@@ -350,20 +349,7 @@ def with_file(base: AnyRun, file: str | Path | None, changes: Mapping[str, Any])
                 for name, value in values.items()
                 if name not in ("quantizer", "quantizer_options")
             }
-    steps = changes.get("steps", changes.get("loop.steps"))
-    if isinstance(steps, int) and _get(values, "loop", "steps") is not None:
-        values["loop"]["steps"] = steps  # a warm-up is checked against those that count
-    steps = _get(values, "loop", "steps") if steps is None else steps
-    given = {"schedule", "schedule.warmup_steps"} & changes.keys() or _get(values, "schedule", "warmup_steps")
-    if isinstance(steps, int) and not given and 0 < steps <= base.schedule.warmup_steps:
-        base = replace(base, schedule=replace(base.schedule, warmup_steps=steps // 10))
-        _log.info("a warm-up of %d steps, as there are %d in all", steps // 10, steps)
     return base if file is None else _read(type(base), file, values, base)
-
-
-def _get(values: Mapping[str, Any], section: str, name: str) -> Any:
-    inside = values.get(section)
-    return inside.get(name) if isinstance(inside, dict) else None
 
 
 def read_run(kind: type[AnyRun], file: str | Path) -> AnyRun:

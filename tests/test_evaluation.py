@@ -17,11 +17,12 @@ import lgq
 from lgq import MaskGIT, Sampling, Tokenizer
 from lgq.data import FolderDataset
 from lgq.distributed import world_size
-from lgq.errors import LGQWarning
+from lgq.errors import LGQError, LGQWarning
 from lgq.evaluation import best_median_worst
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.quality import ImageScore
 from lgq.models.transformer import TransformerSettings
+from lgq.quantizers import CONTINUOUS
 from lgq.results import read_results
 
 SIDE, CODES, CLASSES = 8, 6, ("cat", "dog")
@@ -70,6 +71,18 @@ def test_a_directory_gets_a_record_and_pictures(saved, photos, networks):
     assert record.absent == {"lpips": "no weights"}
     command = ["lgq", "evaluate", str(saved), "--data", str(photos), "--image-size", "8"]
     assert record.fields["command"] == [*command, "--batch-size", "4", "--workers", "0"]
+
+
+def test_a_continuous_autoencoder_is_measured_by_all_but_codes(photos, tmp_path):
+    Tokenizer(BACKBONE, CONTINUOUS, codebook_size=1).save_pretrained(tmp_path / "saved")
+    record = lgq.evaluate(tmp_path / "saved", photos, image_size=SIDE, **FAST)
+    assert record.metrics["psnr"] > 0
+    codes = {"utilization", "perplexity", "normalized_entropy", "top_percent_mass", "dead_codes"}
+    assert not codes & record.metrics.keys()
+    assert all("has no codes" in record.absent[name] for name in codes)
+    assert (record.directory / "worst.png").exists()
+    with pytest.raises(LGQError, match="`geometry` studies codes"):
+        lgq.evaluate(tmp_path / "saved", photos, image_size=SIDE, geometry="pca", **FAST)
 
 
 def test_a_loaded_model_and_a_data_set_give_the_same_metrics_and_no_files(saved, photos, tmp_path):

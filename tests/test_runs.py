@@ -182,23 +182,6 @@ def test_a_file_and_a_name_must_agree_about_the_quantizer_unless_the_caller_deci
     assert run("smoke-fsq", config=file, quantizer="lgq") == run("smoke-lgq", clip=2.0)
 
 
-def test_the_warm_up_of_a_named_run_fits_into_few_steps_and_a_given_one_stays(tmp_path, caplog):
-    caplog.set_level("INFO")
-    assert run("pocket", steps=101).schedule.warmup_steps == 100
-    assert not caplog.messages
-    for few in (run("pocket", steps=80), run("pocket", **{"loop.steps": 80})):
-        assert few.schedule.warmup_steps == 8
-    assert caplog.messages[0] == "a warm-up of 8 steps, as there are 80 in all"
-    with pytest.raises(LGQError, match=r"`schedule.warmup_steps` must be fewer than `steps`, got 90 of 80"):
-        run("pocket", steps=80, **{"schedule.warmup_steps": 90})
-    (tmp_path / "run.json").write_text('{"steps": 80}')
-    assert run("pocket", config=tmp_path / "run.json").schedule.warmup_steps == 8
-    assert run("pocket", config=tmp_path / "run.json", steps=500).schedule.warmup_steps == 100
-    (tmp_path / "run.json").write_text('{"schedule": {"warmup_steps": 90}}')
-    with pytest.raises(LGQError, match="got 90 of 80"):
-        run("pocket", config=tmp_path / "run.json", steps=80)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

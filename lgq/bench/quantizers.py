@@ -8,6 +8,7 @@ n = tokens, k = codes, c = channels.
 import importlib.util
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -169,6 +170,8 @@ def _measure_in_new_process(row: QuantizerRow, settings: QuantizerBenchmark) -> 
         capture_output=True,
         check=False,
     )
+    if -done.returncode in (signal.SIGINT, signal.SIGTERM):
+        raise KeyboardInterrupt  # the group of processes was told to stop, and this one will be too
     if done.returncode < 0:
         name = f"{row.quantizer} ({row.implementation}) with {row.codebook_size} codes"
         raise LGQError(f"the process that measured {name} was killed: try fewer codes or vectors.")

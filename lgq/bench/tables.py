@@ -15,7 +15,7 @@ from lgq.bench.train import PARTS, TrainRow
 def quantizer_table(rows: Sequence[QuantizerRow]) -> Table:
     caption = (
         "floor: six GEMMs, which soft assignment to all codes needs, in the same run. "
-        f"÷ ours: ratio of times over their floors (of the peer's, in turns with ours), and of extra memory. "
+        "÷ ours: ratio of memory, and of times: the peer's in turns with ours, others' over their floors. "
         f"peer: {PEER}. "
         "kernels: ours with fused kernels. paper: its ms on an H100, for 8,192 tokens."
     )

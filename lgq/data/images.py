@@ -85,16 +85,20 @@ class ImageDataset(Protocol):
 
 
 class Subset:
-    """The images of a data set at `indices`, in that order; labels and names stay."""
+    """The images of a data set at `indices`, in that order; labels and names stay.
 
-    def __init__(self, dataset: ImageDataset, indices: Sequence[int]):
-        self.dataset, self.indices = dataset, indices
+    role: what records say that these images are for, besides their number.
+    """
+
+    def __init__(self, dataset: ImageDataset, indices: Sequence[int], *, role: str = ""):
+        self.dataset, self.indices, self.role = dataset, indices, role
         self.classes: tuple[str, ...] = tuple(getattr(dataset, "classes", ()))
 
     def __repr__(self) -> str:
         if isinstance(self.indices, range) and self.indices:
             return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
-        return f"{len(self):,} images of {self.dataset!r}"
+        role = f" ({self.role})" if self.role else ""
+        return f"{len(self):,} images{role} of {self.dataset!r}"
 
     def __len__(self) -> int:
         return len(self.indices)

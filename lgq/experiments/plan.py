@@ -78,9 +78,10 @@ class Sources:
 
     @cached_property
     def _halves(self) -> tuple[Subset, Subset]:
-        half = random_subset(self.validation, len(self.validation) // 2)
-        others = sorted(set(range(len(self.validation))) - set(half.indices))
-        return half, Subset(self.validation, others)
+        half = random_subset(self.validation, len(self.validation) // 2).indices
+        others = sorted(set(range(len(self.validation))) - set(half))
+        choosing = Subset(self.validation, half, role="the half that chooses")
+        return choosing, Subset(self.validation, others, role="the half that is reported")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -31,6 +31,8 @@ Matrix = Float[Tensor, "d d"] | Float[np.ndarray, "d d"]
 
 _SYMMETRY_TOLERANCE = 1e-6
 _MAX_BYTES = 2**29
+_FEWEST_FOR_KID = 100
+"""Images below which the error of KID is as large as KID itself."""
 
 
 class StatisticsError(LGQError):
@@ -85,7 +87,8 @@ def warn_of_few_images(metric: str, images: int, features: int) -> None:
     """Warn on the first process if an FID has fewer images than features."""
     problem = few_images(metric, images, features)
     if problem is not None and rank() == 0:
-        way_out = f"compare models by KID, or take {features:,} images or more"
+        by_kid = "compare models by KID, or " if images >= _FEWEST_FOR_KID else ""
+        way_out = f"{by_kid}take {features:,} images or more"
         warnings.warn(f"{problem}; {way_out}.", LGQWarning, stacklevel=3)
 
 

@@ -30,6 +30,7 @@ from lgq.metrics.reference import CachedFeatures
 from lgq.models import in_eval_mode
 from lgq.models.inception import FEATURES
 from lgq.progress import Progress, unwatched
+from lgq.quantizers.continuous import Continuous
 from lgq.tokenizer import Tokenizer
 
 Images = Float[Tensor, "b 3 s s"]
@@ -211,6 +212,8 @@ def evaluate_tokenizer(
             device,
             **options,
         )
+    if isinstance(tokenizer.quantizer, Continuous):
+        return _without_codes(evaluation)
     if tokenizer.levels == 1:
         return evaluation
     by_level = enumerate(evaluation.usage.by_stage(tokenizer.levels))
@@ -218,6 +221,14 @@ def evaluate_tokenizer(
     means = (sum_over_ranks(psnr_sums) / evaluation.images).tolist()
     own |= {f"psnr/{i}": value for i, value in enumerate(means)}
     return replace(evaluation, metrics=evaluation.metrics | own)
+
+
+def _without_codes(evaluation: ReconstructionEvaluation) -> ReconstructionEvaluation:
+    """Leave out the use of codes, which is perfect where there is only one "code" for everything."""
+    use = evaluation.usage.summary().keys()
+    metrics = {name: value for name, value in evaluation.metrics.items() if name not in use}
+    absent = dict.fromkeys(use, "a continuous autoencoder has no codes.")
+    return replace(evaluation, metrics=metrics, absent=evaluation.absent | absent)
 
 
 def _from_first_levels(tokenizer: Tokenizer, codes: Codes, images: Images) -> Iterator[Images]:

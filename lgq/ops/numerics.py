@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 _TILE_BYTES = 2**25
 _FLOAT64_BYTES = 8
+_PROCESSOR = Path("/proc/cpuinfo")
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # the last one is ARM's
 
 
 def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -108,3 +111,10 @@ def row_tiles(rows: int, columns: int) -> Iterator[slice]:
     """Slices of the rows of a large matrix, each with at most 32 MiB of float64 values, or one row."""
     step = max(1, _TILE_BYTES // (_FLOAT64_BYTES * max(columns, 1)))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def lacks_bf16(device: torch.device) -> bool:
+    """Whether a device is a CPU known to have no instructions for bf16: it is several times slower there."""
+    if device.type != "cpu" or not _PROCESSOR.exists():
+        return False
+    return not _BF16_FLAGS & set(_PROCESSOR.read_text().split())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from lgq.experiments.scales import GAUSSIAN_DIM
 from lgq.experiments.tables import BEST_LABEL
 from lgq.plots.canvas import FAINT, figure_png, panel_figure
 from lgq.plots.palette import styles_of
@@ -257,8 +258,8 @@ def _cheapest(results: ResultSet) -> str | None:
         to_vq = f" and {ms / samples['vq'].mean:,.1f} times VQ's" if "vq" in samples else ""
         own = f"; LGQ takes {ms:,.0f} ms, {ms / low.mean:,.0f} times the least{to_vq}"
     return (
-        f"**Cost**: at {common[-1]:,.0f} codes {_names([first])} takes the least time per step "
-        f"({low.mean:.1f} ms), {_names([last])} the most ({ratio} that){own}."
+        f"**Cost** of the quantizer alone: at {common[-1]:,.0f} codes {_names([first])} takes the least time "
+        f"per step ({low.mean:.1f} ms), {_names([last])} the most ({ratio} that){own}."
     )
 
 
@@ -297,7 +298,8 @@ def _shifted(results: ResultSet) -> str | None:
     parts = [kept_words if kept else "no quantizer uses half of the codes"]
     parts += [f"{_names(lost)} less than 5%"] if lost else []
     return (
-        f"**Data away from the initial codes** (mean {places[-1]:g}, deviation 1): {', '.join(parts)}"
+        f"**Data away from the initial codes** ({_vectors(results)}, mean {places[-1]:g}, deviation 1): "
+        f"{', '.join(parts)}"
         f"{_lgq_over_means(lines, '.1%', higher=True)}. Put a normalization before the quantizer, or start "
         "the codes at the data."
     )
@@ -311,10 +313,17 @@ def _shifted_error(results: ResultSet) -> str | None:
     ranked = _ranked(_at(lines, places[-1]), higher=False)
     (first, low), (last, high) = ranked[0], ranked[-1]
     return (
-        f"**Error of these vectors** (mean squared error, mean {places[-1]:g}): {_names([first])} "
+        f"**Error of these vectors** (mean squared error, {_vectors(results)}, mean {places[-1]:g}): "
+        f"{_names([first])} "
         f"has the lowest ({low.mean:.2f}), {_names([last])} the highest ({high.mean:.2f})"
         f"{_lgq_over_means(lines, '.2f', higher=False)}."
     )
+
+
+def _vectors(results: ResultSet) -> str:
+    """The problem of the experiment on Gaussians, such as "16,384 codes of 8 channels"."""
+    runs = largest_only(results).select("gaussian")
+    return f"{runs[0].setting('codebook_size'):,} codes of {GAUSSIAN_DIM} channels"
 
 
 def _lgq_over_means(lines: dict[str, dict[float, Sample]], form: str, *, higher: bool) -> str:

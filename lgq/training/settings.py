@@ -36,7 +36,8 @@ class Schedule:
     kind: Kind = "constant"
     """After the warm-up: stay at 1, or decay to `final` along half a cosine (Loshchilov & Hutter 2017)."""
     warmup_steps: int = 0
-    """Steps of the linear warm-up; 0 starts at the full learning rate."""
+    """Steps of the linear warm-up; 0 starts at the full learning rate. A run with no more steps than that
+    warms up for a tenth of its own."""
     final: float = 0.0
     """Multiplier at the end of the cosine decay, between 0 and 1; `constant` ignores it."""
 
@@ -46,18 +47,15 @@ class Schedule:
         require_between(0, 1, final=self.final)
 
     def multiplier(self, step: int, total_steps: int) -> float:
-        """Return the multiplier of a step: 1 at step `warmup_steps`, the final value at `total_steps`."""
-        if self.warmup_steps >= total_steps:
-            raise LGQError(
-                f"`schedule.warmup_steps` must be fewer than `loop.steps`, got {self.warmup_steps} of "
-                f"{total_steps}: shorten the warm-up or lengthen the run."
-            )
-        if step < self.warmup_steps:
+        """Return the multiplier of a step: 1 at the end of the warm-up, the final value at `total_steps`."""
+        # Not when the settings are made: a short run may become longer, and its settings stay the same.
+        warmup = self.warmup_steps if self.warmup_steps < total_steps else total_steps // 10
+        if step < warmup:
             # Step 0 is above 0, so that it trains too.
-            return (step + 1) / (self.warmup_steps + 1)
+            return (step + 1) / (warmup + 1)
         if self.kind == "constant":
             return 1.0
-        progress = min(1.0, (step - self.warmup_steps) / (total_steps - self.warmup_steps))
+        progress = min(1.0, (step - warmup) / (total_steps - warmup))
         height = (1 + math.cos(math.pi * progress)) / 2
         return height + (1 - height) * self.final
 
@@ -155,7 +153,6 @@ class TrainingRun:
             require_above_zero(clip=self.clip)
         if self.average_decay is not None:
             require_between(0, 1, average_decay=self.average_decay)
-        self.schedule.multiplier(0, self.loop.steps)  # refuses a warm-up longer than the run
 
     def rank_seed(self, rank: int, ranks: int) -> int:
         """Return the seed of the random numbers that one process draws, different for each process."""

@@ -41,6 +41,7 @@ from lgq.training.watch import (
     CodeUse,
     Watch,
     idle_discriminator,
+    slow_precision,
     unreliable_rfid,
 )
 
@@ -65,7 +66,7 @@ def train(
     data: images to train on: a data set, or what `open_dataset` opens. It may be a stream.
     val_data: images to validate on, no stream; None takes images from the training data.
     start_from: a tokenizer whose weights a new run begins with, or what `load_tokenizer` loads it from. With
-        another quantizer or number of codes, its encoder and decoder. A resumed run does not need it.
+        another quantizer or fewer codes, its encoder and decoder. A resumed run does not need it.
     resume: `auto` continues the run in `out`, if there is one; `never` refuses a directory with a run,
         `must` one without.
     device: where to compute, the words of `--device` (`lgq.distributed.resolve_device`).
@@ -166,7 +167,12 @@ class TokenizerTrainer(Trainer):
         images = min(self.run.validation_images, len(self._validation_loader.dataset))
         rfid_images = 0 if self._metric_networks.inception is None else self.run.rfid_images or images
         use = CodeUse(self.run, self.tokenizer.settings["quantizer_options"], images)
-        return Watch([idle_discriminator(self.run), unreliable_rfid(min(rfid_images, images), FEATURES)], use)
+        start = [
+            slow_precision(self.run, self.device),
+            idle_discriminator(self.run),
+            unreliable_rfid(min(rfid_images, images), FEATURES),
+        ]
+        return Watch(start, use)
 
     def train_step(self, step: int) -> dict[str, Tensor]:
         self.tokenizer.anneal(self.history.progress(step, self.run.loop.steps))

@@ -8,7 +8,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from lgq.metrics.fid import few_images
+from lgq.ops.numerics import lacks_bf16
 from lgq.training.settings import TokenizerRun
 
 WARNING = "warning"
@@ -183,6 +186,18 @@ def idle_discriminator(run: TokenizerRun) -> Finding | None:
         f"the discriminator never trains: it joins at step {start:,} (`loss.discriminator_start`), and the "
         f"run ends after {steps:,} steps (`steps`, `epochs`); lower the one, raise the other, or train "
         "without a discriminator (`loss.gan` 0).",
+    )
+
+
+def slow_precision(run: TokenizerRun, device: torch.device) -> Finding | None:
+    """Find a precision for which the processor has no instructions."""
+    of_lpips = run.loss.lpips_precision if run.loss.lpips else "float32"
+    if "bf16" not in (run.precision, of_lpips) or not lacks_bf16(device):
+        return None
+    return Finding(
+        "slow_precision",
+        "this processor has no instructions for bf16, and takes several times as long as with float32: "
+        "begin the run with `precision` float32 and `loss.lpips_precision` float32.",
     )
 
 

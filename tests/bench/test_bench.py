@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import signal
 import subprocess
 from dataclasses import replace
 from itertools import groupby
@@ -255,3 +256,11 @@ def test_an_interruption_shows_what_was_measured(capsys, monkeypatch):
     printed = capsys.readouterr()
     assert "100.00%" in printed.out
     assert "stopped after 1 of 2 rows" in printed.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_measurement_is_an_interruption_and_not_a_lack_of_memory(monkeypatch, number):
+    killed = subprocess.CompletedProcess([], -number, b"", b"")
+    monkeypatch.setattr(quantizers.subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(KeyboardInterrupt):
+        list(quantizers.run(replace(SMALL, quantizers=("fsq",))))

@@ -159,10 +159,6 @@ MISTAKES = [
         "other layers (there 1, here 2): train with --transformer.layers 1",
         f"{TRAIN} --start-from generator --transformer.layers 2",
     ),
-    (
-        "--schedule.warmup-steps must be fewer than --steps, got 3 of 3: shorten",
-        f"{TRAIN} --schedule.warmup-steps 3",
-    ),
     ("--label-dropout must lie in 0..1, got 2", f"{TRAIN} --label-dropout 2"),
     ("run holds the run of another kind of model", f"{TRAIN} --out run"),
     ("--transformer.width (was 16, now 32)", f"{TRAIN} --out generator --transformer.width 32"),

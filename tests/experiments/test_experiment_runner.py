@@ -143,6 +143,8 @@ def test_no_image_that_a_table_reports_chooses_weights_or_settings(images, out, 
     assert seen["reported"] == names(sources.reported)
     assert names(sources.choosing) | names(sources.reported) == names(sources.validation)
     assert not names(sources.choosing) & names(sources.reported)
+    assert "(the half that chooses)" in repr(sources.choosing)
+    assert "(the half that is reported)" in repr(sources.reported)
     with pytest.raises(LGQError, match="2 validation images or more, got 1"):
         open_sources(str(images / "train"), Subset(FolderDataset(images / "val"), [0]))
 

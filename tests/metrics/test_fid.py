@@ -8,7 +8,14 @@ from fuzz.seeds import Trap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lgq.metrics.fid import FeatureStatistics, Gaussian, StatisticsError, frechet_distance
+from lgq.errors import LGQWarning
+from lgq.metrics.fid import (
+    FeatureStatistics,
+    Gaussian,
+    StatisticsError,
+    frechet_distance,
+    warn_of_few_images,
+)
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) >= 2)
 
@@ -174,3 +181,10 @@ def test_the_formula_has_its_documented_name():
     from lgq.evaluation.fid import frechet_distance as documented
 
     assert documented is frechet_distance
+
+
+@pytest.mark.parametrize(("images", "by_kid"), [(99, False), (100, True), (2_047, True)])
+def test_kid_is_a_way_out_only_for_enough_images(images, by_kid):
+    with pytest.warns(LGQWarning, match="take 2,048 images or more") as caught:
+        warn_of_few_images("rFID", images, 2_048)
+    assert ("compare models by KID" in str(caught[0].message)) == by_kid

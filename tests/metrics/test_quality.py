@@ -142,7 +142,7 @@ def test_an_rfid_of_fewer_images_than_features_warns(tmp_path, networks, count, 
         evaluate(folder, networks)
     expected = [f"rFID of {count} images is biased upwards"] if warns else []
     assert [str(warning.message).partition(":")[0] for warning in caught] == expected
-    assert all("compare models by KID, or take 12 images" in str(warning.message) for warning in caught)
+    assert all("singular; take 12 images" in str(warning.message) for warning in caught)
 
 
 def test_broken_images_are_left_out_and_named(tmp_path, networks):

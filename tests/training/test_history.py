@@ -120,6 +120,13 @@ def test_learning_rate_and_temperature_follow_the_new_length_but_no_temperature_
         assert taus[12] == pytest.approx(0.1)
 
 
+def test_a_first_try_shorter_than_the_warm_up_is_extended_like_any_other(trains, quick_path):
+    run = replace(COSINE, schedule=replace(COSINE.schedule, warmup_steps=100))
+    for steps in (2, 4):
+        trains(replace(run, loop=replace(run.loop, steps=steps)), quick_path)
+    assert [r["step"] for r in read_records(quick_path) if r["split"] == "train"][-1] == 4
+
+
 def test_a_run_can_become_shorter_than_planned_but_not_than_it_is(trains, quick_path, caplog):
     stopped(terminate, 2, lambda: trains(COSINE, quick_path))
     before = files(quick_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cheap_inception import CheapInception
 from identity import assert_identical
 from leftovers import timeless_records
@@ -16,6 +17,7 @@ from tiny_run import EVERYTHING, TINY, before_step, left_by, terminate, train
 from lgq.cli.console import log_to_the_console
 from lgq.errors import LGQWarning
 from lgq.models.inception import InceptionV3
+from lgq.ops import numerics
 from lgq.quantizers import QUANTIZERS
 from lgq.runs import named_run, scale_options
 from lgq.tokenizer import Tokenizer
@@ -31,6 +33,7 @@ from lgq.training.watch import (
     idle_discriminator,
     is_collapsed,
     quantizer_remedies,
+    slow_precision,
     unreliable_rfid,
 )
 
@@ -179,6 +182,29 @@ def test_a_discriminator_that_would_join_after_the_last_step_is_found(gan, start
             "`loss.gan` 0",
         ):
             assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("precision", "lpips", "flags", "found"),
+    [
+        ("bf16", 0.0, "fpu avx512f", True),
+        ("bf16", 0.0, "fpu avx512f avx512_bf16", False),
+        ("bf16", 0.0, "fp asimd bf16", False),  # ARM
+        ("float32", 1.0, "fpu avx512f", True),
+        ("float32", 0.0, "fpu avx512f", False),
+    ],
+)
+def test_bf16_on_a_processor_without_its_instructions_is_found(
+    precision, lpips, flags, found, tmp_path, monkeypatch
+):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+    monkeypatch.setattr(numerics, "_PROCESSOR", tmp_path / "cpuinfo")
+    run = replace(POCKET, precision=precision, loss=LossWeights(lpips=lpips, lpips_precision="bf16"))
+    finding = slow_precision(run, torch.device("cpu"))
+    assert (finding is not None) == found
+    if finding:
+        assert "`precision` float32 and `loss.lpips_precision` float32" in finding.message
+    assert slow_precision(run, torch.device("meta")) is None
 
 
 @pytest.mark.parametrize(("images", "found"), [(2_047, True), (2_048, False), (0, False)])
