@@ -110,6 +110,11 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         "init": "normal" if book.initted else "kmeans",
         "seed": 0,
     }
+    if module.freeze_codebook and not book.initted:
+        raise LGQError(
+            "VectorQuantize with `freeze_codebook` and `kmeans_init` has no codes yet: give it one training "
+            "batch, then convert it."
+        )
     codebooks = []
     for rows, sums, counts in zip(book.embed, book.embed_avg, book.cluster_size, strict=True):
         dim = width if module.heads > 1 else module.dim
@@ -118,6 +123,8 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook.sums.copy_(sums)
         codebook.counts.copy_(counts)
         codebook.codes_are_given = True
+        if module.freeze_codebook:
+            codebook.freeze(codes_only=True)
         codebooks.append(codebook)
     if module.heads > 1:
         heads = codebooks if len(codebooks) > 1 else codebooks * module.heads

@@ -44,7 +44,7 @@ _NAMES_OF_THE_PEER = {
     "accept_image_fmap": "channel_dim=1",
     "channel_last": "channel_dim",
     "entropy_loss_weight": "entropy_weight",
-    "freeze_codebook": "q.freeze()",
+    "freeze_codebook": "q.freeze(codes_only=True)",
     "heads": "Grouped.of",
     "kmeans_init": 'init="kmeans"',
     "learnable_codebook": 'learning="gradient"',
@@ -80,6 +80,8 @@ class Quantizer(nn.Module, ABC):
 
     label: ClassVar[str]
     """Name in tables and figures."""
+    maps: ClassVar[tuple[str, ...]] = ("project_in", "project_out")
+    """Modules that map latents to the channels of the codes and back, if it has them."""
     learned_codes: ClassVar[bool] = True
     """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -199,15 +201,22 @@ class Quantizer(nn.Module, ABC):
         """Score of the operators for what `compared` returns."""
         return "dot" if self.score == "cosine" else self.score
 
-    def freeze(self) -> "Quantizer":
-        """Keep codes and projections as they are: no gradients, no running means, no start from data.
+    def freeze(self, *, codes_only: bool = False) -> "Quantizer":
+        """Keep codes and maps as they are: no gradients, no running means, no start from data.
+
+        codes_only: let the maps between latents and codes learn, such as those of `codebook_dim`.
 
         The loss still moves the latents. `unfreeze` undoes it. It is no part of the state.
         """
-        return self._set_frozen(True)
+        self._set_frozen(True)
+        if codes_only:
+            for module in self.modules():
+                for name in module.maps if isinstance(module, Quantizer) else ():
+                    getattr(module, name, nn.Identity()).requires_grad_(True)
+        return self
 
     def unfreeze(self) -> "Quantizer":
-        """Let codes and projections learn again."""
+        """Let codes and maps learn again."""
         return self._set_frozen(False)
 
     def _set_frozen(self, frozen: bool) -> "Quantizer":

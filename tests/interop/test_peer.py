@@ -154,6 +154,25 @@ def test_running_means_go_on_as_there():
         torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"codebook_dim": 3}, {"learnable_codebook": True, "ema_update": False, "codebook_dim": 3}],
+    ids=["means", "projected", "learnable"],
+)
+def test_frozen_codes_stay_frozen_and_their_projections_learn(options):
+    module = peer.VectorQuantize(DIM, SIZE, freeze_codebook=True, **options)
+    q = from_vector_quantize_pytorch(module)
+    before, z = q.codebook.clone(), torch.randn(LAST, requires_grad=True)
+    for _ in range(3):
+        out = q(z)
+        assert torch.equal(out.indices, module(z)[1])
+    (out.loss + out.quantized.square().sum()).backward()
+    assert torch.equal(q.codebook, before)
+    learned = {name for name, parameter in q.named_parameters() if parameter.grad is not None}
+    projections = {"project_in.weight", "project_in.bias", "project_out.weight", "project_out.bias"}
+    assert learned == (projections if "codebook_dim" in options else set())
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "module",
@@ -220,6 +239,10 @@ def test_dropout_of_stages_and_spheres_convert():
         (
             lambda: peer.VectorQuantize(dim=16, codebook_size=SIZE, heads=2),
             "with 2 heads of 16 channels projects its 16 channels.*train with codebook_dim = dim / heads = 8",
+        ),
+        (
+            lambda: peer.VectorQuantize(DIM, SIZE, freeze_codebook=True, kmeans_init=True),
+            "`freeze_codebook` and `kmeans_init` has no codes yet: give it one training batch",
         ),
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
         (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),

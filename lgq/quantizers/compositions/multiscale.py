@@ -58,6 +58,7 @@ class MultiScale(Composition):
     label = "MultiScale"
     codebooks_at = "quantizer.codebook"
     takes_vectors = False
+    maps = ("smooth",)
     index_shape = ()
 
     def __init__(
