@@ -8,7 +8,7 @@ import inspect
 import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -109,6 +109,7 @@ class Quantizer(nn.Module, ABC):
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
+    _constants: Mapping[str, Sequence[float]] = {}
     scale_matters = True
     """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
@@ -148,6 +149,26 @@ class Quantizer(nn.Module, ABC):
             self.project_in = Projection(dim, codebook_dim, seed=2 * seed)
             self.project_out = Projection(codebook_dim, dim, seed=2 * seed + 1)
         self.register_load_state_dict_post_hook(_after_loading)
+
+    def register_constants(self, **constants: Sequence[float]) -> None:
+        """Register buffers that follow from the settings: they are no part of the state.
+
+        Float ones are in float32 or better whatever the module is moved to. All have their values again when
+        the module, or its loaded state, leaves the device `meta`.
+        """
+        self._constants = {**self._constants, **constants}
+        for name, values in constants.items():
+            self.register_buffer(name, torch.tensor(values), persistent=False)
+        self._restore_constants()
+
+    def _restore_constants(self, device: torch.device | None = None) -> None:
+        """Write the constants anew, on their device or another one."""
+        for name, values in self._constants.items():
+            buffer: Tensor = getattr(self, name)
+            dtype = buffer.dtype
+            if dtype.is_floating_point:
+                dtype = torch.promote_types(dtype, torch.float32)
+            setattr(self, name, torch.tensor(values, dtype=dtype, device=device or buffer.device))
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -372,6 +393,7 @@ class Quantizer(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}
         super()._apply(fn, recurse)
+        self._restore_constants()
         for name, buffer in before.items():
             moved = getattr(self, name)
             if moved.dtype in (torch.float16, torch.bfloat16):
@@ -397,6 +419,11 @@ class Quantizer(nn.Module, ABC):
 
 
 def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
+    loaded = next((parameter for parameter in quantizer.parameters() if not parameter.is_meta), None)
+    if loaded is not None:  # by load_state_dict(assign=True), which leaves what is no part of the state
+        for part in quantizer.modules():
+            if isinstance(part, Quantizer) and any(getattr(part, name).is_meta for name in part._constants):
+                part._restore_constants(loaded.device)
     quantizer.scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
     for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
         if not tensor.is_meta and not torch.isfinite(tensor).all():

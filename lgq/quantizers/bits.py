@@ -50,7 +50,7 @@ class BitQuantizer(Quantizer):
         self.side = bits**-0.5 if side is None else side
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature, self.groups = inverse_temperature, groups
-        self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
+        self.register_constants(powers=[2**bit for bit in range(bits)])
         self.project_in = Projection(dim, bits, seed=2 * self.seed)
         self.project_out = Projection(bits, dim, seed=2 * self.seed + 1)
 

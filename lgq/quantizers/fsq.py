@@ -87,8 +87,7 @@ class FSQ(Quantizer):
         self.bound = bound
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self._index_of_zero = sum(level // 2 * stride for level, stride in zip(levels, strides, strict=True))
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+        self.register_constants(levels=levels, strides=strides)
         self.project_in = Projection(dim, len(levels), seed=2 * self.seed)
         self.project_out = Projection(len(levels), dim, seed=2 * self.seed + 1)
 
@@ -196,14 +195,12 @@ class Grid(Quantizer):
     strides: Tensor
     scales: Tensor
     steps: Tensor
-    float32_buffers = ("scales", "steps")
 
     def __init__(self, levels: Sequence[int], scales: Sequence[float], *, seed: int = 0):
         super().__init__(len(levels), math.prod(levels), seed=seed)
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         steps = [2 * scale / (level - 1) for level, scale in zip(levels, scales, strict=True)]
-        for name, values in {"levels": levels, "strides": strides, "scales": scales, "steps": steps}.items():
-            self.register_buffer(name, torch.tensor(values), persistent=False)
+        self.register_constants(levels=levels, strides=strides, scales=scales, steps=steps)
 
     @property
     def codebook(self) -> Float[Tensor, "k l"]:
