@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_one_of, require_whole
+from lgq.checks import require_at_least, require_indexable, require_one_of, require_whole
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.quantizers.base import Projection, Quantizer, draw_seed
@@ -42,6 +42,7 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
 
 def levels_of(codebook_size: int, levels: Any) -> tuple[int, ...]:
     """Return levels that make `codebook_size` codes, by default those of `levels_for`."""
+    require_indexable(codebook_size)
     if levels is None:
         return levels_for(codebook_size)
     # Their type too: they may come from a command line or a file.

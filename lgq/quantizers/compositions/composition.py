@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lgq.checks import MOST_CODES
 from lgq.errors import LGQError
 from lgq.quantizers.base import NO_CODE, Quantizer
-
-_MOST_JOINT_CODES = 2**63 - 1
 
 
 class Composition(Quantizer):
@@ -69,7 +68,7 @@ class Composition(Quantizer):
         The index of the first part varies fastest. It is for statistics of the combinations, such as
         `CodeUsage.empty(q.codebook_size).update(q.joint_indices(indices))`.
         """
-        if self.codebook_size > _MOST_JOINT_CODES:
+        if self.codebook_size > MOST_CODES:
             raise LGQError(
                 f"{self.codebook_size:.1e} combinations of codes have no int64 index: count each part alone."
             )
