@@ -152,6 +152,8 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
         stages = [_vq(module.layers[0], channel_dim)] * len(module.layers)
     else:
         stages = [_vq(layer, channel_dim) for layer in module.layers]
+    detaches = len(stages) > 1 and module.quant_grad_frac != 1
+    _leave_behind(module, **{f"quant_grad_frac={module.quant_grad_frac:g}": detaches})
     dim = module.project_in.in_features if module.has_projections else None
     q = Residual(stages, dim=dim, channel_dim=channel_dim, dropout=_dropout(module, len(stages)))
     if module.has_projections:
@@ -167,6 +169,10 @@ def _dropout(module: Any, stages: int) -> float:
 
 def _grouped(module: Any, channel_dim: int) -> Quantizer:
     parts = [_CONVERTERS[type(part).__name__](part, channel_dim) for part in module.rvqs]
+    for quantizer in {part for group in parts for part in group.modules() if isinstance(part, VQ)}:
+        # The loss is the sum over the groups there, and their mean here.
+        quantizer.commitment_weight *= len(parts)
+        quantizer.codebook_weight *= len(parts)
     return Grouped(parts, channel_dim=channel_dim)
 
 
@@ -193,8 +199,9 @@ def _residual_fsq(module: Any, channel_dim: int) -> Quantizer:
         **{"bound_hard_clamp=False": not first.bound_hard_clamp},
         orthogonal_rotation=first.orthogonal_rotation,
     )
-    _leave_behind(module, noise_dropout=first.noise_dropout)
     stages = len(module.layers)
+    detaches = {"stage-wise gradient": stages > 1}
+    _leave_behind(module, noise_dropout=first.noise_dropout, **detaches)
     linear = _linear(module.project_in)
     q = ResidualFSQ(
         len(levels) if linear is None else linear.in_features,

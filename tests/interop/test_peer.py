@@ -15,6 +15,7 @@ from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
 from lgq.quantizers.base import _NAMES_OF_THE_PEER
 
+pytestmark = pytest.mark.filterwarnings("ignore:quant_grad_frac=0", "ignore:stage-wise gradient")
 PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
 LAST, FIRST = (2, 20, DIM), (2, DIM, 4, 5)
@@ -179,8 +180,8 @@ def test_frozen_codes_stay_frozen_and_their_projections_learn(options):
     [
         peer.VectorQuantize(DIM, SIZE),
         peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
-        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2),
-        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2),
+        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
+        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -188,6 +189,30 @@ def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
     z = 0.1 * torch.randn(LAST)
     module(z)
     from_vector_quantize_pytorch(module)(z)
+
+
+@pytest.mark.parametrize("shared_codebook", [False, True])
+def test_losses_of_groups_and_stages_add_up_to_those_of_the_peer(shared_codebook):
+    options = {"dim": DIM, "codebook_size": SIZE, "num_quantizers": 3, "shared_codebook": shared_codebook}
+    for module in (peer.ResidualVQ(**options), peer.GroupedResidualVQ(groups=2, **options)):
+        q, z = from_vector_quantize_pytorch(module), torch.randn(LAST)
+        torch.testing.assert_close(q(z).loss, module(z)[2].sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_differ_are_named():
+    residual = {"dim": DIM, "codebook_size": SIZE, "num_quantizers": 2}
+    with pytest.warns(LGQWarning, match="quant_grad_frac=0 of ResidualVQ stays behind"):
+        from_vector_quantize_pytorch(peer.ResidualVQ(**residual))
+    with pytest.warns(LGQWarning, match="stage-wise gradient of ResidualFSQ stays behind"):
+        from_vector_quantize_pytorch(peer.ResidualFSQ(levels=[4, 4], num_quantizers=2))
+    module = peer.ResidualVQ(**residual, quant_grad_frac=1.0, rotation_trick=False)
+    q, z, upstream = from_vector_quantize_pytorch(module), torch.randn(LAST), torch.randn(LAST)
+    gradients = []
+    for quantizer in (q, module):
+        latents = z.clone().requires_grad_()
+        (quantizer(latents)[0] * upstream).sum().backward()
+        gradients.append(latents.grad)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("spherical", [False, True])
@@ -272,7 +297,7 @@ def test_what_changes_only_the_training_is_a_warning():
         from_vector_quantize_pytorch(module)
     module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1, orthogonal_reg_weight=0.1)
     grids = peer.ResidualFSQ(levels=[4, 4], num_quantizers=2, noise_dropout=0.5)
-    with pytest.warns(LGQWarning, match="noise_dropout of ResidualFSQ stays behind"):
+    with pytest.warns(LGQWarning, match="noise_dropout, stage-wise gradient of ResidualFSQ stay behind"):
         from_vector_quantize_pytorch(grids)
     two = "orthogonal_reg_weight, codebook_diversity_loss_weight of VectorQuantize stay behind"
     with pytest.warns(LGQWarning, match=two):
