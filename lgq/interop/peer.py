@@ -6,14 +6,13 @@ docs/from-vector-quantize-pytorch.md maps every class and argument. Nothing of t
 classes are known by their names.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lgq.errors import LGQError, LGQWarning
+from lgq.errors import LGQError, warn
 from lgq.quantizers import (
     BSQ,
     FSQ,
@@ -321,9 +320,7 @@ def _leave_behind(module: nn.Module, **options: Any) -> None:
     names = [name for name, is_used in options.items() if is_used]
     if names:
         verb = "stays" if len(names) == 1 else "stay"
-        warnings.warn(
+        warn(
             f"{', '.join(names)} of {type(module).__name__} {verb} behind: codes are the same, a training "
             "that continues is not.",
-            LGQWarning,
-            stacklevel=4,
         )

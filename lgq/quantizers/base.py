@@ -6,7 +6,6 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 import difflib
 import inspect
 import itertools
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -29,7 +28,7 @@ from lgq.checks import (
     require_tensor,
     require_whole,
 )
-from lgq.errors import LGQError, LGQWarning
+from lgq.errors import LGQError, warn
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
 from lgq.quantizers.quantized import Quantized
@@ -340,11 +339,9 @@ class Quantizer(nn.Module, ABC):
         trouble = self._scale_trouble(z if self.codebook_dim is None else self.project_in(z).detach())
         if trouble is not None:
             self.scale_matters = False
-            warnings.warn(
+            warn(
                 f"the latents of {type(self).__name__} have {trouble}: few codes may be used. "
                 f"{self.off_scale_advice}.",
-                LGQWarning,
-                stacklevel=2,
             )
 
     def watch_evaluation(self) -> None:
