@@ -27,6 +27,8 @@ from lgq.quantizers import (
 )
 from lgq.quantizers.base import Projection
 
+_INSTEAD = {"num_codebooks": "train a Grouped of one quantizer per codebook"}
+"""What to train in place of an option."""
 _INVERSE_TEMPERATURE = 100.0
 """Inverse temperature of the peer's LFQ, an argument of its `forward`."""
 
@@ -309,9 +311,10 @@ def _refuse(module: nn.Module, **options: Any) -> None:
     """Raise an error for options that change indices or values, and have no counterpart."""
     for name, is_used in options.items():
         if is_used:
+            way_out = _INSTEAD.get(name, "train without that option")
             raise LGQError(
                 f"`{name}` of {type(module).__name__} has no counterpart, and codes would differ without it: "
-                "keep the module, or train without that option."
+                f"keep the module, or {way_out}."
             )
 
 

@@ -41,7 +41,9 @@ CodeScore = Literal["l2", "dot", "cosine"]
 
 _NAMES_OF_THE_PEER = {
     "accept_image_fmap": "channel_dim=1",
+    "channel_first": "channel_dim=1",
     "channel_last": "channel_dim",
+    "ema_update": 'learning="ema"',
     "entropy_loss_weight": "entropy_weight",
     "freeze_codebook": "q.freeze(codes_only=True)",
     "heads": "Grouped.of",
@@ -49,8 +51,10 @@ _NAMES_OF_THE_PEER = {
     "learnable_codebook": 'learning="gradient"',
     "num_codebooks": "Grouped.of",
     "num_quantizers": "Residual.of",
+    "orthogonal_reg_weight": "restart_below",
     "rotation_trick": 'gradient="rotation"',
     "sample_codebook_temp": "sample_temperature",
+    "stochastic_sample_codes": "sample_temperature",
     "threshold_ema_dead_code": "restart_below",
     "use_cosine_sim": 'score="cosine"',
 }
@@ -113,12 +117,17 @@ class Quantizer(nn.Module, ABC):
     """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
 
-    def __new__(cls, *_arguments: Any, **options: Any) -> "Quantizer":
-        """Refuse an option that the constructor does not have, with the one that may be meant."""
+    def __new__(cls, *arguments: Any, **options: Any) -> "Quantizer":
+        """Refuse an option that the constructor does not have, with the one that may be meant.
+
+        Options alone are told what comes before them; without any, this may be a copy.
+        """
         parameters = inspect.signature(cls.__init__).parameters
         unknown = [name for name in options if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise TypeError(_no_such_option(cls.__name__, unknown[0], list(parameters)[1:]))
+        if options:
+            _require_all(cls.__name__, list(parameters.values())[1:], len(arguments), options)
         return super().__new__(cls)
 
     def __init__(
@@ -440,6 +449,17 @@ def _no_such_option(quantizer: str, name: str, options: list[str]) -> str:
         close = difflib.get_close_matches(name, options, n=1)
         meant = f"did you mean {close[0]}?" if close else f"it takes {', '.join(options)}"
     return f"{quantizer} has no option {name}: {meant}"
+
+
+def _require_all(
+    quantizer: str, parameters: list[inspect.Parameter], positional: int, options: Mapping[str, Any]
+) -> None:
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in needed[positional:] if name not in options]
+    if missing:
+        given = [f"{name}={value!r}" for name, value in options.items() if name not in needed]
+        call = f"{quantizer}({', '.join(needed + given)})"
+        raise TypeError(f"{quantizer} needs {' and '.join(missing)}: write {call}")
 
 
 def draw_seed() -> int:

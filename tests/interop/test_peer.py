@@ -9,7 +9,8 @@ import torch
 import vector_quantize_pytorch as peer
 from torch import nn
 
-from lgq import BSQ, FSQ, LGQ, VQ, Grouped, Residual
+import lgq
+from lgq import BSQ, FSQ, LFQ, LGQ, VQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
@@ -270,7 +271,10 @@ def test_dropout_of_stages_and_spheres_convert():
             "`freeze_codebook` and `kmeans_init` has no codes yet: give it one training batch",
         ),
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
-        (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),
+        (
+            lambda: peer.LFQ(codebook_size=8, num_codebooks=2),
+            "`num_codebooks` of LFQ has no counterpart.*train a Grouped of one",
+        ),
         (
             lambda: peer.ResidualFSQ(dim=DIM, levels=[8, 5], num_quantizers=2, bound_hard_clamp=False),
             "`bound_hard_clamp=False` of ResidualFSQ has no counterpart",
@@ -341,6 +345,39 @@ def test_every_class_and_argument_of_the_peer_has_a_row():
 def test_an_unknown_option_names_the_one_that_is_meant(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VQ(DIM, SIZE, ema_update=False), 'VQ has no option ema_update: learning="ema" takes its'),
+        (lambda: VQ(DIM, SIZE, stochastic_sample_codes=True), "sample_codes: sample_temperature takes its"),
+        (lambda: VQ(DIM, SIZE, orthogonal_reg_weight=1.0), "reg_weight: restart_below takes its place"),
+        (lambda: LFQ(DIM, SIZE, channel_first=True), "channel_first: channel_dim=1 takes its place"),
+        (
+            lambda: FSQ(levels=[8, 5, 5, 5]),
+            r"needs dim and codebook_size: write FSQ\(dim, codebook_size, levels=\[8, 5, 5, 5\]\)",
+        ),
+        (
+            lambda: FSQ(dim=6, levels=(8, 5)),
+            r"needs codebook_size: write FSQ\(dim, codebook_size, levels=\(8",
+        ),
+    ],
+)
+def test_arguments_of_the_peer_lead_to_ours(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_classes_of_the_peer_lead_to_ours():
+    names = {name for name, value in vars(peer).items() if inspect.isclass(value)}
+    assert names >= set(lgq._COUNTERPARTS)
+    assert not set(lgq._COUNTERPARTS) & set(lgq.__all__)
+    with pytest.raises(ImportError, match=r"lgq has no ResidualVQ: Residual.of\(lambda: RotVQ.*all names"):
+        from lgq import ResidualVQ  # noqa: F401
+    with pytest.raises(ImportError, match="lgq has no VectorQuantize: RotVQ, or VQ takes its place"):
+        lgq.VectorQuantize  # noqa: B018
+    assert not hasattr(lgq, "Quantize")
 
 
 def test_hints_for_the_names_of_the_peer_are_on_the_page():

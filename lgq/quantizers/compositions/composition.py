@@ -5,7 +5,7 @@ n = vectors, c = channels.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -112,6 +112,19 @@ def require_parts(kind: str, argument: str, parts: Sequence[Quantizer]) -> None:
     shapes = {part.index_shape for part in parts}
     if len(shapes) > 1:
         raise LGQError(f"the {argument} must have equal numbers of indices per vector, got {sorted(shapes)}.")
+
+
+def make_parts(make: Callable[[], Quantizer], number: int, *, shared: bool) -> list[Quantizer]:
+    """Return `number` times `make()`, or one for all."""
+    if isinstance(make, nn.Module) or not callable(make):
+        made = (
+            f"{type(make).__name__}({make.dim}, {make.codebook_size})" if isinstance(make, Quantizer) else ""
+        )
+        raise LGQError(
+            f"`make` must be a function that makes a quantizer, got {made or type(make).__name__}: "
+            f"pass lambda: {made or 'VQ(8, 64)'}."
+        )
+    return [make()] * number if shared else [make() for _ in range(number)]
 
 
 def common_channel_dim(argument: str, parts: Sequence[Quantizer], channel_dim: int | None) -> int:
