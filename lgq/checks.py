@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lgq.errors import LGQError
 
+MOST_CODES = 2**63 - 1
+"""Number of codes, or of their combinations, that indices in int64 can count."""
 _FARTHEST_VALUE = 2.0
 """Largest absolute value of an image: resizing and augmentation overshoot 1, but not by far."""
 
@@ -32,6 +34,14 @@ def require_at_most(highest: float, **values: float) -> None:
 
 def require_whole(**values: int) -> None:
     _require(lambda value: type(value) is int, "be a whole number", values)
+
+
+def require_indexable(codebook_size: int) -> None:
+    if codebook_size > MOST_CODES:
+        raise LGQError(
+            f"`codebook_size` must be at most 2^63 - 1, as indices are int64, got {codebook_size}: use fewer "
+            "levels or bits, or split the channels by Grouped."
+        )
 
 
 def require_above_zero(**values: float) -> None:

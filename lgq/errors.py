@@ -5,10 +5,14 @@ A message, like the docstring of a setting, names settings by their keywords in 
 """
 
 import re
+import sys
+import warnings
 from collections.abc import Callable
 from typing import ClassVar
 
 _SETTING = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`")
+_INNER = ("lgq", "torch", "jaxtyping", "beartype")
+"""Packages whose lines no user of a quantizer wrote."""
 
 
 class LGQError(ValueError):
@@ -23,6 +27,14 @@ class LGQError(ValueError):
 
 class LGQWarning(UserWarning):
     """Training that will probably fail, with the likely causes and what to turn."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line, outside of this package, of torch and of checks of shapes, that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, LGQWarning, stacklevel=level)
 
 
 def rename_settings(text: str, rename: Callable[[str], str | None]) -> str:

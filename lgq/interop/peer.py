@@ -6,14 +6,13 @@ docs/from-vector-quantize-pytorch.md maps every class and argument. Nothing of t
 classes are known by their names.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lgq.errors import LGQError, LGQWarning
+from lgq.errors import LGQError, warn
 from lgq.quantizers import (
     BSQ,
     FSQ,
@@ -28,6 +27,8 @@ from lgq.quantizers import (
 )
 from lgq.quantizers.base import Projection
 
+_INSTEAD = {"num_codebooks": "train a Grouped of one quantizer per codebook"}
+"""What to train in place of an option."""
 _INVERSE_TEMPERATURE = 100.0
 """Inverse temperature of the peer's LFQ, an argument of its `forward`."""
 
@@ -110,6 +111,11 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         "init": "normal" if book.initted else "kmeans",
         "seed": 0,
     }
+    if module.freeze_codebook and not book.initted:
+        raise LGQError(
+            "VectorQuantize with `freeze_codebook` and `kmeans_init` has no codes yet: give it one training "
+            "batch, then convert it."
+        )
     codebooks = []
     for rows, sums, counts in zip(book.embed, book.embed_avg, book.cluster_size, strict=True):
         dim = width if module.heads > 1 else module.dim
@@ -118,6 +124,8 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook.sums.copy_(sums)
         codebook.counts.copy_(counts)
         codebook.codes_are_given = True
+        if module.freeze_codebook:
+            codebook.freeze(codes_only=True)
         codebooks.append(codebook)
     if module.heads > 1:
         heads = codebooks if len(codebooks) > 1 else codebooks * module.heads
@@ -145,6 +153,8 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
         stages = [_vq(module.layers[0], channel_dim)] * len(module.layers)
     else:
         stages = [_vq(layer, channel_dim) for layer in module.layers]
+    detaches = len(stages) > 1 and module.quant_grad_frac != 1
+    _leave_behind(module, **{f"quant_grad_frac={module.quant_grad_frac:g}": detaches})
     dim = module.project_in.in_features if module.has_projections else None
     q = Residual(stages, dim=dim, channel_dim=channel_dim, dropout=_dropout(module, len(stages)))
     if module.has_projections:
@@ -160,6 +170,10 @@ def _dropout(module: Any, stages: int) -> float:
 
 def _grouped(module: Any, channel_dim: int) -> Quantizer:
     parts = [_CONVERTERS[type(part).__name__](part, channel_dim) for part in module.rvqs]
+    for quantizer in {part for group in parts for part in group.modules() if isinstance(part, VQ)}:
+        # The loss is the sum over the groups there, and their mean here.
+        quantizer.commitment_weight *= len(parts)
+        quantizer.codebook_weight *= len(parts)
     return Grouped(parts, channel_dim=channel_dim)
 
 
@@ -186,8 +200,9 @@ def _residual_fsq(module: Any, channel_dim: int) -> Quantizer:
         **{"bound_hard_clamp=False": not first.bound_hard_clamp},
         orthogonal_rotation=first.orthogonal_rotation,
     )
-    _leave_behind(module, noise_dropout=first.noise_dropout)
     stages = len(module.layers)
+    detaches = {"stage-wise gradient": stages > 1}
+    _leave_behind(module, noise_dropout=first.noise_dropout, **detaches)
     linear = _linear(module.project_in)
     q = ResidualFSQ(
         len(levels) if linear is None else linear.in_features,
@@ -296,9 +311,10 @@ def _refuse(module: nn.Module, **options: Any) -> None:
     """Raise an error for options that change indices or values, and have no counterpart."""
     for name, is_used in options.items():
         if is_used:
+            way_out = _INSTEAD.get(name, "train without that option")
             raise LGQError(
                 f"`{name}` of {type(module).__name__} has no counterpart, and codes would differ without it: "
-                "keep the module, or train without that option."
+                f"keep the module, or {way_out}."
             )
 
 
@@ -307,9 +323,7 @@ def _leave_behind(module: nn.Module, **options: Any) -> None:
     names = [name for name, is_used in options.items() if is_used]
     if names:
         verb = "stays" if len(names) == 1 else "stay"
-        warnings.warn(
+        warn(
             f"{', '.join(names)} of {type(module).__name__} {verb} behind: codes are the same, a training "
             "that continues is not.",
-            LGQWarning,
-            stacklevel=4,
         )

@@ -6,9 +6,8 @@ n = vectors, k = codes, c = channels, i = input channels, o = output channels.
 import difflib
 import inspect
 import itertools
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ from lgq.checks import (
     require_tensor,
     require_whole,
 )
-from lgq.errors import LGQError, LGQWarning
+from lgq.errors import LGQError, warn
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
 from lgq.quantizers.quantized import Quantized
@@ -42,16 +41,20 @@ CodeScore = Literal["l2", "dot", "cosine"]
 
 _NAMES_OF_THE_PEER = {
     "accept_image_fmap": "channel_dim=1",
+    "channel_first": "channel_dim=1",
     "channel_last": "channel_dim",
+    "ema_update": 'learning="ema"',
     "entropy_loss_weight": "entropy_weight",
-    "freeze_codebook": "q.freeze()",
+    "freeze_codebook": "q.freeze(codes_only=True)",
     "heads": "Grouped.of",
     "kmeans_init": 'init="kmeans"',
     "learnable_codebook": 'learning="gradient"',
     "num_codebooks": "Grouped.of",
     "num_quantizers": "Residual.of",
+    "orthogonal_reg_weight": "restart_below",
     "rotation_trick": 'gradient="rotation"',
     "sample_codebook_temp": "sample_temperature",
+    "stochastic_sample_codes": "sample_temperature",
     "threshold_ema_dead_code": "restart_below",
     "use_cosine_sim": 'score="cosine"',
 }
@@ -80,6 +83,8 @@ class Quantizer(nn.Module, ABC):
 
     label: ClassVar[str]
     """Name in tables and figures."""
+    maps: ClassVar[tuple[str, ...]] = ("project_in", "project_out")
+    """Modules that map latents to the channels of the codes and back, if it has them."""
     learned_codes: ClassVar[bool] = True
     """Whether training moves the codes of `codebook`; False for a fixed grid, or without one codebook."""
     scale_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -107,16 +112,22 @@ class Quantizer(nn.Module, ABC):
     dense_matrices: ClassVar[int | None] = None
     """Number of n x k matrices that `dense_forward` and its gradients hold at most; None without one."""
 
+    _constants: Mapping[str, Sequence[float]] = {}
     scale_matters = True
     """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
 
-    def __new__(cls, *_arguments: Any, **options: Any) -> "Quantizer":
-        """Refuse an option that the constructor does not have, with the one that may be meant."""
+    def __new__(cls, *arguments: Any, **options: Any) -> "Quantizer":
+        """Refuse an option that the constructor does not have, with the one that may be meant.
+
+        Options alone are told what comes before them; without any, this may be a copy.
+        """
         parameters = inspect.signature(cls.__init__).parameters
         unknown = [name for name in options if name not in parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise TypeError(_no_such_option(cls.__name__, unknown[0], list(parameters)[1:]))
+        if options:
+            _require_all(cls.__name__, list(parameters.values())[1:], len(arguments), options)
         return super().__new__(cls)
 
     def __init__(
@@ -146,6 +157,26 @@ class Quantizer(nn.Module, ABC):
             self.project_in = Projection(dim, codebook_dim, seed=2 * seed)
             self.project_out = Projection(codebook_dim, dim, seed=2 * seed + 1)
         self.register_load_state_dict_post_hook(_after_loading)
+
+    def register_constants(self, **constants: Sequence[float]) -> None:
+        """Register buffers that follow from the settings: they are no part of the state.
+
+        Float ones are in float32 or better whatever the module is moved to. All have their values again when
+        the module, or its loaded state, leaves the device `meta`.
+        """
+        self._constants = {**self._constants, **constants}
+        for name, values in constants.items():
+            self.register_buffer(name, torch.tensor(values), persistent=False)
+        self._restore_constants()
+
+    def _restore_constants(self, device: torch.device | None = None) -> None:
+        """Write the constants anew, on their device or another one."""
+        for name, values in self._constants.items():
+            buffer: Tensor = getattr(self, name)
+            dtype = buffer.dtype
+            if dtype.is_floating_point:
+                dtype = torch.promote_types(dtype, torch.float32)
+            setattr(self, name, torch.tensor(values, dtype=dtype, device=device or buffer.device))
 
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -199,15 +230,22 @@ class Quantizer(nn.Module, ABC):
         """Score of the operators for what `compared` returns."""
         return "dot" if self.score == "cosine" else self.score
 
-    def freeze(self) -> "Quantizer":
-        """Keep codes and projections as they are: no gradients, no running means, no start from data.
+    def freeze(self, *, codes_only: bool = False) -> "Quantizer":
+        """Keep codes and maps as they are: no gradients, no running means, no start from data.
+
+        codes_only: let the maps between latents and codes learn, such as those of `codebook_dim`.
 
         The loss still moves the latents. `unfreeze` undoes it. It is no part of the state.
         """
-        return self._set_frozen(True)
+        self._set_frozen(True)
+        if codes_only:
+            for module in self.modules():
+                for name in module.maps if isinstance(module, Quantizer) else ():
+                    getattr(module, name, nn.Identity()).requires_grad_(True)
+        return self
 
     def unfreeze(self) -> "Quantizer":
-        """Let codes and projections learn again."""
+        """Let codes and maps learn again."""
         return self._set_frozen(False)
 
     def _set_frozen(self, frozen: bool) -> "Quantizer":
@@ -310,11 +348,9 @@ class Quantizer(nn.Module, ABC):
         trouble = self._scale_trouble(z if self.codebook_dim is None else self.project_in(z).detach())
         if trouble is not None:
             self.scale_matters = False
-            warnings.warn(
+            warn(
                 f"the latents of {type(self).__name__} have {trouble}: few codes may be used. "
                 f"{self.off_scale_advice}.",
-                LGQWarning,
-                stacklevel=2,
             )
 
     def watch_evaluation(self) -> None:
@@ -363,6 +399,7 @@ class Quantizer(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
         before = {name: getattr(self, name) for name in self.float32_buffers}
         super()._apply(fn, recurse)
+        self._restore_constants()
         for name, buffer in before.items():
             moved = getattr(self, name)
             if moved.dtype in (torch.float16, torch.bfloat16):
@@ -388,6 +425,11 @@ class Quantizer(nn.Module, ABC):
 
 
 def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> None:
+    loaded = next((parameter for parameter in quantizer.parameters() if not parameter.is_meta), None)
+    if loaded is not None:  # by load_state_dict(assign=True), which leaves what is no part of the state
+        for part in quantizer.modules():
+            if isinstance(part, Quantizer) and any(getattr(part, name).is_meta for name in part._constants):
+                part._restore_constants(loaded.device)
     quantizer.scale_matters = False  # type: ignore[assignment]  # loaded codes have found their latents
     for name, tensor in itertools.chain(quantizer.named_parameters(), quantizer.named_buffers()):
         if not tensor.is_meta and not torch.isfinite(tensor).all():
@@ -407,6 +449,17 @@ def _no_such_option(quantizer: str, name: str, options: list[str]) -> str:
         close = difflib.get_close_matches(name, options, n=1)
         meant = f"did you mean {close[0]}?" if close else f"it takes {', '.join(options)}"
     return f"{quantizer} has no option {name}: {meant}"
+
+
+def _require_all(
+    quantizer: str, parameters: list[inspect.Parameter], positional: int, options: Mapping[str, Any]
+) -> None:
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in needed[positional:] if name not in options]
+    if missing:
+        given = [f"{name}={value!r}" for name, value in options.items() if name not in needed]
+        call = f"{quantizer}({', '.join(needed + given)})"
+        raise TypeError(f"{quantizer} needs {' and '.join(missing)}: write {call}")
 
 
 def draw_seed() -> int:

@@ -8,10 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lgq.checks import require_above_zero, require_at_least, require_whole
+from lgq.checks import require_above_zero, require_at_least, require_indexable, require_whole
 from lgq.errors import LGQError
 from lgq.ops.numerics import entropy, mean, min_log_weight
 from lgq.quantizers.base import Projection, Quantizer
+
+_MOST_IN_BATCH_ENTROPY = 2**28
+"""Codes per group whose probabilities in a batch fit into memory: about 7 GB in training."""
 
 
 class BitQuantizer(Quantizer):
@@ -50,7 +53,7 @@ class BitQuantizer(Quantizer):
         self.side = bits**-0.5 if side is None else side
         self.entropy_weight, self.commitment_weight = entropy_weight, commitment_weight
         self.inverse_temperature, self.groups = inverse_temperature, groups
-        self.register_buffer("powers", 2 ** torch.arange(bits), persistent=False)
+        self.register_constants(powers=[2**bit for bit in range(bits)])
         self.project_in = Projection(dim, bits, seed=2 * self.seed)
         self.project_out = Projection(bits, dim, seed=2 * self.seed + 1)
 
@@ -82,6 +85,13 @@ class BitQuantizer(Quantizer):
 
         scaled: the vectors u times `side`.
         """
+        bits = scaled.shape[1] // self.groups
+        if 2**bits > _MOST_IN_BATCH_ENTROPY:
+            raise LGQError(
+                f"the batch entropy of {self.label} has one number per code, and 2^{bits} do not fit into "
+                f"memory: set `groups`, so that each has at most {_MOST_IN_BATCH_ENTROPY.bit_length() - 1} "
+                "bits, or `entropy_weight` to 0."
+            )
         sharpness = self.inverse_temperature
         of_vectors = mean(_bit_entropies(scaled, sharpness).sum(1))
         parts = [entropy(_corner_usage(part, sharpness)) for part in scaled.tensor_split(self.groups, dim=1)]
@@ -108,6 +118,7 @@ def sign(z: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def _bits_of(codebook_size: int, kind: str) -> int:
+    require_indexable(codebook_size)
     bits = codebook_size.bit_length() - 1
     if codebook_size < 2 or codebook_size != 2**bits:
         raise LGQError(

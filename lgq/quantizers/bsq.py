@@ -21,7 +21,8 @@ class BSQ(BitQuantizer):
     commitment_weight: weight of the mean squared distance between unit vectors and their codes.
     inverse_temperature: factor of the soft assignment softmax(inverse_temperature * 2 <u, code>).
     groups: number of equal groups of bits. The entropy of the batch is exact within each group, and groups
-        count as independent; 1 is exact. More save time and memory, for more than about 20 bits.
+        count as independent; 1 is exact. More save time and memory, for more than about 20 bits; training
+        with entropies needs them for more than 28.
 
     Defaults are those of the released ImageNet models, except for `groups`: theirs have one bit each.
     """
@@ -58,7 +59,7 @@ class BSQ(BitQuantizer):
         codes = signs * self.side
         commitment = mean((u - codes).square().sum(1))
         loss, terms = self.commitment_weight * commitment, {"commitment": commitment}
-        if self.entropy_weight:
+        if self.entropy_weight and self.training:
             terms |= self.entropies(u * self.side)
             difference = terms["vector_entropy"] - terms["batch_entropy"]
             loss = loss + self.entropy_weight * difference / self.inverse_temperature

@@ -3,7 +3,6 @@
 n = vectors, k = codes, c = channels.
 """
 
-import warnings
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from lgq.checks import has_values, require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
-from lgq.errors import LGQError, LGQWarning
+from lgq.errors import LGQError, warn
 from lgq.ops.search import nearest_codes
 from lgq.quantizers.base import Quantizer
 
@@ -93,12 +92,10 @@ class DataInitQuantizer(Quantizer):
         """Warn of a first batch whose latents are all equal, and so are the codes that come from them."""
         if not has_values(z) or (len(z) > 1 and (z != z[0]).any()):
             return
-        warnings.warn(
+        warn(
             f'the first training batch of {type(self).__name__}(init="{self.init}") holds equal latents '
             "only, so codes start nearly equal: begin with a larger batch of varied data, or with "
             "q.set_codebook(codes).",
-            LGQWarning,
-            stacklevel=2,
         )
 
     def get_extra_state(self) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lgq.checks import require_at_least, require_one_of, require_whole
+from lgq.checks import require_at_least, require_indexable, require_one_of, require_whole
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.quantizers.base import Projection, Quantizer, draw_seed
@@ -42,6 +42,7 @@ def levels_for(codebook_size: int) -> tuple[int, ...]:
 
 def levels_of(codebook_size: int, levels: Any) -> tuple[int, ...]:
     """Return levels that make `codebook_size` codes, by default those of `levels_for`."""
+    require_indexable(codebook_size)
     if levels is None:
         return levels_for(codebook_size)
     # Their type too: they may come from a command line or a file.
@@ -87,8 +88,7 @@ class FSQ(Quantizer):
         self.bound = bound
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         self._index_of_zero = sum(level // 2 * stride for level, stride in zip(levels, strides, strict=True))
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("strides", torch.tensor(strides), persistent=False)
+        self.register_constants(levels=levels, strides=strides)
         self.project_in = Projection(dim, len(levels), seed=2 * self.seed)
         self.project_out = Projection(len(levels), dim, seed=2 * self.seed + 1)
 
@@ -196,14 +196,12 @@ class Grid(Quantizer):
     strides: Tensor
     scales: Tensor
     steps: Tensor
-    float32_buffers = ("scales", "steps")
 
     def __init__(self, levels: Sequence[int], scales: Sequence[float], *, seed: int = 0):
         super().__init__(len(levels), math.prod(levels), seed=seed)
         strides = [math.prod(levels[:i]) for i in range(len(levels))]
         steps = [2 * scale / (level - 1) for level, scale in zip(levels, scales, strict=True)]
-        for name, values in {"levels": levels, "strides": strides, "scales": scales, "steps": steps}.items():
-            self.register_buffer(name, torch.tensor(values), persistent=False)
+        self.register_constants(levels=levels, strides=strides, scales=scales, steps=steps)
 
     @property
     def codebook(self) -> Float[Tensor, "k l"]:

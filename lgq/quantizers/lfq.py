@@ -19,6 +19,8 @@ class LFQ(BitQuantizer):
     entropy_weight: weight of the mean entropy per vector minus the entropy of the batch.
     commitment_weight: weight of the mean squared difference that pulls bits to their signs.
     inverse_temperature: factor of the soft assignment softmax(inverse_temperature * 2 <z, code>).
+    groups: number of equal groups of bits, as in `BSQ`; training with entropies needs them for more than 28
+        bits.
     """
 
     label = "LFQ"
@@ -32,6 +34,7 @@ class LFQ(BitQuantizer):
         entropy_weight: float = 0.1,
         commitment_weight: float = 0.25,
         inverse_temperature: float = 100.0,
+        groups: int = 1,
         seed: int | None = None,
     ):
         super().__init__(
@@ -42,7 +45,7 @@ class LFQ(BitQuantizer):
             entropy_weight=entropy_weight,
             commitment_weight=commitment_weight,
             inverse_temperature=inverse_temperature,
-            groups=1,
+            groups=groups,
             seed=seed,
         )
 
@@ -51,7 +54,7 @@ class LFQ(BitQuantizer):
         signs = sign(bits)
         commitment = mse(bits, signs)
         loss, terms = self.commitment_weight * commitment, {"commitment": commitment}
-        if self.entropy_weight:
+        if self.entropy_weight and self.training:
             terms |= self.entropies(bits)
             loss = loss + self.entropy_weight * (terms["vector_entropy"] - terms["batch_entropy"])
         return Quantized(self.project_out(straight_through(bits, signs)), self.index(signs), loss, terms)

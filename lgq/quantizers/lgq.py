@@ -4,7 +4,6 @@ n = vectors, k = codes, c = channels.
 """
 
 import math
-import warnings
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
-from lgq.errors import LGQWarning
+from lgq.errors import warn
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
 from lgq.ops.search import nearest_codes, sample_codes, squared_distances
@@ -144,13 +143,11 @@ class LGQ(DataInitQuantizer):
             return
         self._annealed = True  # or else set by hand, or named: nothing more to say
         if math.isclose(float(self.tau), self.tau_start, rel_tol=1e-6):
-            warnings.warn(
+            warn(
                 f"after {self._training_forwards:,} training batches, the temperature of LGQ is still "
                 f"tau_start = {self.tau_start:g}, as `anneal` was never called; assignments "
                 "then stay soft to the end of training: call q.anneal(step / (steps - 1)) at "
                 'each step, or set tau_shape="constant" if the temperature shall stay.',
-                LGQWarning,
-                stacklevel=2,
             )
 
     def extra_repr(self) -> str:

@@ -14,8 +14,9 @@ class Quantized(tuple[Tensor, Tensor, Tensor]):
     quantized: codes in the shape and dtype of the input, with the quantizer's gradient with respect to it.
     indices: index of each code, in the shape of the input without the channels.
     loss: weighted sum that a trainer adds to its own loss; 0 in eval mode.
-    terms: detached, unweighted parts of the loss, for logs; empty in eval mode without gradients. They are
-        no element of the tuple, but a part of the pytree, so that torch's transformations keep them.
+    terms: detached, unweighted parts of the loss, for logs; empty in eval mode without gradients. In eval
+        mode, `LFQ` and `BSQ` compute no entropies. Terms are no element of the tuple, but a part of the
+        pytree, so that torch's transformations keep them.
     """
 
     # For code that rebuilds named tuples, such as DataParallel and the collation of a DataLoader. As a tuple

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lgq.checks import require_at_least, require_one_of
+from lgq.checks import has_values, require_at_least, require_one_of
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
@@ -175,7 +175,7 @@ class ProjectedVQ(FrozenRows):
         if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point():
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LGQError(f"features must be a float matrix with one row per code, got {shape}.")
-        if not features.isfinite().all():
+        if has_values(features) and not features.isfinite().all():
             raise LGQError("features contain NaN or infinity: leave out those rows.")
         Quantizer.__init__(self, dim, len(features), channel_dim=channel_dim, seed=seed)
         self._set_options(weight, commitment_weight, score, sample_temperature)

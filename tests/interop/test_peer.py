@@ -9,12 +9,14 @@ import torch
 import vector_quantize_pytorch as peer
 from torch import nn
 
-from lgq import BSQ, FSQ, LGQ, VQ, Grouped, Residual
+import lgq
+from lgq import BSQ, FSQ, LFQ, LGQ, VQ, Grouped, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
 from lgq.quantizers.base import _NAMES_OF_THE_PEER
 
+pytestmark = pytest.mark.filterwarnings("ignore:quant_grad_frac=0", "ignore:stage-wise gradient")
 PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
 LAST, FIRST = (2, 20, DIM), (2, DIM, 4, 5)
@@ -154,14 +156,33 @@ def test_running_means_go_on_as_there():
         torch.testing.assert_close(ours.loss, theirs[2].squeeze(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"codebook_dim": 3}, {"learnable_codebook": True, "ema_update": False, "codebook_dim": 3}],
+    ids=["means", "projected", "learnable"],
+)
+def test_frozen_codes_stay_frozen_and_their_projections_learn(options):
+    module = peer.VectorQuantize(DIM, SIZE, freeze_codebook=True, **options)
+    q = from_vector_quantize_pytorch(module)
+    before, z = q.codebook.clone(), torch.randn(LAST, requires_grad=True)
+    for _ in range(3):
+        out = q(z)
+        assert torch.equal(out.indices, module(z)[1])
+    (out.loss + out.quantized.square().sum()).backward()
+    assert torch.equal(q.codebook, before)
+    learned = {name for name, parameter in q.named_parameters() if parameter.grad is not None}
+    projections = {"project_in.weight", "project_in.bias", "project_out.weight", "project_out.bias"}
+    assert learned == (projections if "codebook_dim" in options else set())
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "module",
     [
         peer.VectorQuantize(DIM, SIZE),
         peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
-        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2),
-        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2),
+        peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
+        peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -169,6 +190,30 @@ def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
     z = 0.1 * torch.randn(LAST)
     module(z)
     from_vector_quantize_pytorch(module)(z)
+
+
+@pytest.mark.parametrize("shared_codebook", [False, True])
+def test_losses_of_groups_and_stages_add_up_to_those_of_the_peer(shared_codebook):
+    options = {"dim": DIM, "codebook_size": SIZE, "num_quantizers": 3, "shared_codebook": shared_codebook}
+    for module in (peer.ResidualVQ(**options), peer.GroupedResidualVQ(groups=2, **options)):
+        q, z = from_vector_quantize_pytorch(module), torch.randn(LAST)
+        torch.testing.assert_close(q(z).loss, module(z)[2].sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_differ_are_named():
+    residual = {"dim": DIM, "codebook_size": SIZE, "num_quantizers": 2}
+    with pytest.warns(LGQWarning, match="quant_grad_frac=0 of ResidualVQ stays behind"):
+        from_vector_quantize_pytorch(peer.ResidualVQ(**residual))
+    with pytest.warns(LGQWarning, match="stage-wise gradient of ResidualFSQ stays behind"):
+        from_vector_quantize_pytorch(peer.ResidualFSQ(levels=[4, 4], num_quantizers=2))
+    module = peer.ResidualVQ(**residual, quant_grad_frac=1.0, rotation_trick=False)
+    q, z, upstream = from_vector_quantize_pytorch(module), torch.randn(LAST), torch.randn(LAST)
+    gradients = []
+    for quantizer in (q, module):
+        latents = z.clone().requires_grad_()
+        (quantizer(latents)[0] * upstream).sum().backward()
+        gradients.append(latents.grad)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("spherical", [False, True])
@@ -221,8 +266,15 @@ def test_dropout_of_stages_and_spheres_convert():
             lambda: peer.VectorQuantize(dim=16, codebook_size=SIZE, heads=2),
             "with 2 heads of 16 channels projects its 16 channels.*train with codebook_dim = dim / heads = 8",
         ),
+        (
+            lambda: peer.VectorQuantize(DIM, SIZE, freeze_codebook=True, kmeans_init=True),
+            "`freeze_codebook` and `kmeans_init` has no codes yet: give it one training batch",
+        ),
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
-        (lambda: peer.LFQ(codebook_size=8, num_codebooks=2), "`num_codebooks` of LFQ has no counterpart"),
+        (
+            lambda: peer.LFQ(codebook_size=8, num_codebooks=2),
+            "`num_codebooks` of LFQ has no counterpart.*train a Grouped of one",
+        ),
         (
             lambda: peer.ResidualFSQ(dim=DIM, levels=[8, 5], num_quantizers=2, bound_hard_clamp=False),
             "`bound_hard_clamp=False` of ResidualFSQ has no counterpart",
@@ -249,7 +301,7 @@ def test_what_changes_only_the_training_is_a_warning():
         from_vector_quantize_pytorch(module)
     module = peer.VectorQuantize(DIM, SIZE, codebook_diversity_loss_weight=0.1, orthogonal_reg_weight=0.1)
     grids = peer.ResidualFSQ(levels=[4, 4], num_quantizers=2, noise_dropout=0.5)
-    with pytest.warns(LGQWarning, match="noise_dropout of ResidualFSQ stays behind"):
+    with pytest.warns(LGQWarning, match="noise_dropout, stage-wise gradient of ResidualFSQ stay behind"):
         from_vector_quantize_pytorch(grids)
     two = "orthogonal_reg_weight, codebook_diversity_loss_weight of VectorQuantize stay behind"
     with pytest.warns(LGQWarning, match=two):
@@ -293,6 +345,39 @@ def test_every_class_and_argument_of_the_peer_has_a_row():
 def test_an_unknown_option_names_the_one_that_is_meant(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VQ(DIM, SIZE, ema_update=False), 'VQ has no option ema_update: learning="ema" takes its'),
+        (lambda: VQ(DIM, SIZE, stochastic_sample_codes=True), "sample_codes: sample_temperature takes its"),
+        (lambda: VQ(DIM, SIZE, orthogonal_reg_weight=1.0), "reg_weight: restart_below takes its place"),
+        (lambda: LFQ(DIM, SIZE, channel_first=True), "channel_first: channel_dim=1 takes its place"),
+        (
+            lambda: FSQ(levels=[8, 5, 5, 5]),
+            r"needs dim and codebook_size: write FSQ\(dim, codebook_size, levels=\[8, 5, 5, 5\]\)",
+        ),
+        (
+            lambda: FSQ(dim=6, levels=(8, 5)),
+            r"needs codebook_size: write FSQ\(dim, codebook_size, levels=\(8",
+        ),
+    ],
+)
+def test_arguments_of_the_peer_lead_to_ours(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_classes_of_the_peer_lead_to_ours():
+    names = {name for name, value in vars(peer).items() if inspect.isclass(value)}
+    assert names >= set(lgq._COUNTERPARTS)
+    assert not set(lgq._COUNTERPARTS) & set(lgq.__all__)
+    with pytest.raises(ImportError, match=r"lgq has no ResidualVQ: Residual.of\(lambda: RotVQ.*all names"):
+        from lgq import ResidualVQ  # noqa: F401
+    with pytest.raises(ImportError, match="lgq has no VectorQuantize: RotVQ, or VQ takes its place"):
+        lgq.VectorQuantize  # noqa: B018
+    assert not hasattr(lgq, "Quantize")
 
 
 def test_hints_for_the_names_of_the_peer_are_on_the_page():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lgq.errors import LGQError
-from lgq.quantizers import FSQ, IBQ, LFQ, LGQ, VQ, Residual, SimVQ, build_quantizer
+from lgq.quantizers import BSQ, FSQ, IBQ, LFQ, LGQ, VQ, Residual, ResidualFSQ, SimVQ, build_quantizer
 
 Array = NDArray[np.float64]
 LOSS_FACTOR = 1.7  # weight of the loss beside the output, so that neither hides an error in the other
@@ -468,6 +468,90 @@ def test_lfq_matches_the_dense_softmax_over_all_corners(bits, options, w_entropy
         return output, w_entropy * (vector_entropy - batch_entropy) + w_commitment * mse_t(x, signs.detach())
 
     assert_same_values_and_gradients(q, formula, z, p, upstream)
+
+
+@pytest.mark.parametrize("quantizer", [BSQ, LFQ])
+def test_groups_of_bits_have_the_entropies_of_quantizers_of_their_own(quantizer):
+    q = quantizer(8, 2**4, groups=2, seed=0)
+    scaled = torch.randn(20, 4)
+    whole = q.entropies(scaled)
+    halves = [
+        quantizer(8, 2**2, inverse_temperature=q.inverse_temperature).entropies(part)
+        for part in scaled.split(2, 1)
+    ]
+    for name, value in whole.items():
+        torch.testing.assert_close(value, halves[0][name] + halves[1][name])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BSQ(36, 2**36),
+        lambda: BSQ(64, 2**62),
+        lambda: LFQ(64, 2**40),
+        lambda: FSQ(8, 2**62),
+        lambda: FSQ(64, 3**39, levels=[3] * 39),
+    ],
+)
+def test_very_many_codes_need_no_memory_in_evaluation(make):
+    q = make().eval()
+    z = torch.randn(20, q.dim, requires_grad=True)
+    out = q(z)  # with gradients, as a frozen tokenizer within another model
+    torch.testing.assert_close(q.decode(out.indices), out.quantized)
+    assert out.loss == 0
+    assert 2**32 < out.indices.max() < q.codebook_size
+    assert (out.indices >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: BSQ(36, 2**36),
+            r"entropy of BSQ has one number per code, and 2\^36 do not fit into memory: set `groups`, so "
+            r"that each has at most 28 bits, or `entropy_weight` to 0",
+        ),
+        (lambda: BSQ(60, 2**60, groups=2), r"2\^30 do not fit"),
+        (lambda: LFQ(64, 2**40), r"entropy of LFQ has one number per code, and 2\^40 do not fit"),
+    ],
+)
+def test_entropies_of_too_many_codes_are_refused_in_training(make, message):
+    q = make()
+    with pytest.raises(LGQError, match=message):
+        q(torch.randn(20, q.dim))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BSQ(36, 2**36, groups=9),
+        lambda: LFQ(64, 2**40, groups=4),
+        lambda: BSQ(36, 2**36, entropy_weight=0.0, commitment_weight=0.1),
+    ],
+)
+def test_very_many_codes_train_in_groups_or_without_entropies(make):
+    q = make()
+    z = torch.randn(20, q.dim, requires_grad=True)
+    out = q(z)
+    (out.loss + out.quantized.sum()).backward()
+    assert torch.isfinite(z.grad).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BSQ(64, 2**63),
+        lambda: LFQ(70, 2**70),
+        lambda: FSQ(8, 2**63),
+        lambda: FSQ(8, 3**40, levels=[3] * 40),
+        lambda: ResidualFSQ(8, 2**66, 2),
+    ],
+)
+def test_more_codes_than_indices_can_count_are_refused(make):
+    with pytest.raises(
+        LGQError, match=r"`codebook_size` must be at most 2\^63 - 1, as indices are int64, got"
+    ):
+        make()
 
 
 def test_lfq_takes_the_sign_of_zero_as_minus_one():

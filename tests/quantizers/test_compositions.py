@@ -111,6 +111,16 @@ def test_stages_of_few_channels_lie_between_two_maps():
     assert (q.stage_codes(out.indices)[:, 15:] == 0).all()
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("composition", [Residual, Grouped])
+def test_a_quantizer_in_place_of_a_function_is_told_the_function(composition):
+    for shared in (False, True):
+        with pytest.raises(LGQError, match=r"makes a quantizer, got VQ\(8, 64\): pass lambda: VQ\(8, 64\)"):
+            composition.of(VQ(8, 64), 2, shared=shared)
+    with pytest.raises(LGQError, match=r"got list: pass lambda: VQ\(8, 64\)"):
+        composition.of([VQ(8, 64)], 2)
+
+
 def test_maps_of_a_residual_start_from_its_seed_and_freeze():
     q = Residual([VQ(3, 16, seed=5), VQ(3, 16, seed=6)], dim=8)
     again = Residual([VQ(3, 16, seed=1), VQ(3, 16, seed=2)], dim=8)

@@ -11,7 +11,17 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.checks import require_finite
 from lgq.errors import LGQError
-from lgq.quantizers import FSQ, QUANTIZERS, VQ, MultiScale, Quantizer, Residual, build_quantizer, register
+from lgq.quantizers import (
+    FSQ,
+    QUANTIZERS,
+    VQ,
+    MultiScale,
+    ProjectedVQ,
+    Quantizer,
+    Residual,
+    build_quantizer,
+    register,
+)
 
 LAYOUTS = {-1: (3, 5, 7, DIM), 1: (3, DIM, 5, 7), 0: (DIM, 11), 2: (2, 3, DIM)}
 
@@ -201,6 +211,32 @@ def test_state_round_trips(build):
     assert torch.equal(ours.indices, theirs.indices)
     assert torch.equal(ours.quantized, theirs.quantized)
     assert torch.equal(ours.loss, theirs.loss)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_quantizer_built_without_memory_loads_a_state(build, assign, dtype):
+    source = build()
+    source(latents())
+    source.eval().to(dtype)
+    with torch.device("meta"):
+        copied = build().eval().to(dtype)
+    if not assign:
+        copied.to_empty(device="cpu")
+    copied.load_state_dict(source.state_dict(), assign=assign)
+    z = latents(50, 2, DIM)
+    assert torch.equal(copied.encode(z), source.encode(z))
+    assert torch.equal(copied(z).quantized, source(z).quantized)
+    assert copied.codebook_size == source.codebook_size
+
+
+def test_features_may_have_no_values_yet():
+    source = ProjectedVQ(torch.randn(32, 4), DIM)
+    with torch.device("meta"):
+        copied = ProjectedVQ(torch.randn(32, 4), DIM)
+    copied.to_empty(device="cpu").load_state_dict(source.state_dict())
+    z = latents()
+    assert torch.equal(copied.encode(z), source.encode(z))
 
 
 def test_a_state_with_nan_is_refused_by_name(build):

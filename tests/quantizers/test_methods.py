@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lgq import BSQ, FSQ, IBQ, LGQ, VQ, DiVeQ, Grouped, ProjectedVQ, Residual, SimVQ
+from lgq import BSQ, FSQ, IBQ, LGQ, VQ, DiVeQ, Grouped, MultiScale, ProjectedVQ, Residual, SimVQ
 from lgq.errors import LGQError, LGQWarning
 from lgq.ops.numerics import gaussian_distance
 from lgq.ops.search import nearest_codes, sample_codes
@@ -234,6 +234,31 @@ def test_frozen_quantizers_stay_as_they_are_and_still_move_latents(make):
     (out.loss + out.quantized.square().sum()).backward()
     learned = any(parameter.grad is not None for parameter in q.parameters())
     assert learned or any(not torch.equal(value, before[name]) for name, value in q.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VQ(DIM, SIZE, codebook_dim=3, restart_below=0.5, init="kmeans"),
+        lambda: LGQ(DIM, SIZE, codebook_dim=3),
+        lambda: SimVQ(DIM, SIZE, codebook_dim=3),
+        lambda: FSQ(DIM, SIZE),
+        lambda: Residual.of(lambda: VQ(3, SIZE, learning="gradient"), 2, dim=DIM),
+        lambda: MultiScale(VQ(DIM, SIZE), (5, 10), axes=1),
+    ],
+)
+def test_quantizers_whose_codes_alone_are_frozen_learn_their_maps(make):
+    q = make().freeze().freeze(codes_only=True)
+    before = copy.deepcopy(q.state_dict())
+    z = torch.randn(5, 10, DIM)
+    q(z)
+    out = q(z)
+    (out.loss + out.quantized.square().sum()).backward()
+    learned = {name for name, parameter in q.named_parameters() if parameter.grad is not None}
+    assert learned
+    assert learned == {name for name in dict(q.named_parameters()) if name.startswith(("project", "smooth"))}
+    assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
+    assert all(parameter.requires_grad for parameter in q.unfreeze().parameters())
 
 
 def test_codes_are_drawn_with_the_probabilities_of_the_softmax():

@@ -149,6 +149,14 @@ def test_the_latent_term_is_the_mean_over_the_sums_so_far():
             lambda: multiscale()(torch.randn(2, DIM)),
             r"expected 2 spatial axes, got shape \(2, 6\): set `axes`",
         ),
+        (
+            lambda: multiscale()(torch.randn(4, DIM, 9)),
+            r"expected a batch of inputs with 2 spatial axes, got shape \(4, 6, 9\): for sequences pass "
+            r"axes=1, for a single input z\[None\]",
+        ),
+        (lambda: multiscale(channel_dim=-1).encode(torch.randn(4, 9, DIM)), "for sequences pass axes=1"),
+        (lambda: multiscale(3)(torch.randn(4, DIM, 5, 5)), "3 spatial axes.*for images pass axes=2"),
+        (lambda: multiscale(1)(torch.randn(4, DIM)), r"1 spatial axes.*: for a single input z\[None"),
         (lambda: multiscale()(torch.randn(2, DIM, 0, 5)), "each spatial axis needs a length of at least 1"),
         (
             lambda: multiscale()(torch.randn(2, DIM, 5, 5), torch.ones(2, 5, 5, dtype=torch.bool)),

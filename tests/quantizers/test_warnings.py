@@ -312,3 +312,19 @@ def test_a_first_batch_of_equal_latents_is_named_once(make):
     (text,) = warnings_of(make(), [torch.ones(64, DIM)] * 3)
     assert "holds equal latents only" in text
     assert text.endswith("begin with a larger batch of varied data, or with q.set_codebook(codes).")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VQ(DIM, SIZE),
+        lambda: nn.Sequential(Grouped.of(lambda: LGQ(DIM // 2, SIZE), 2)),
+        lambda: VQ(DIM, SIZE, init="kmeans"),
+    ],
+    ids=["alone", "within torch", "start"],
+)
+def test_a_warning_names_the_line_of_the_caller(make):
+    quantizer, z = make(), torch.zeros(64, DIM)
+    with pytest.warns(LGQWarning) as caught:
+        quantizer(z)
+    assert {warning.filename for warning in caught} == {__file__}

@@ -5,17 +5,16 @@ n = vectors, c = channels.
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lgq.checks import MOST_CODES
 from lgq.errors import LGQError
 from lgq.quantizers.base import NO_CODE, Quantizer
-
-_MOST_JOINT_CODES = 2**63 - 1
 
 
 class Composition(Quantizer):
@@ -69,7 +68,7 @@ class Composition(Quantizer):
         The index of the first part varies fastest. It is for statistics of the combinations, such as
         `CodeUsage.empty(q.codebook_size).update(q.joint_indices(indices))`.
         """
-        if self.codebook_size > _MOST_JOINT_CODES:
+        if self.codebook_size > MOST_CODES:
             raise LGQError(
                 f"{self.codebook_size:.1e} combinations of codes have no int64 index: count each part alone."
             )
@@ -113,6 +112,19 @@ def require_parts(kind: str, argument: str, parts: Sequence[Quantizer]) -> None:
     shapes = {part.index_shape for part in parts}
     if len(shapes) > 1:
         raise LGQError(f"the {argument} must have equal numbers of indices per vector, got {sorted(shapes)}.")
+
+
+def make_parts(make: Callable[[], Quantizer], number: int, *, shared: bool) -> list[Quantizer]:
+    """Return `number` times `make()`, or one for all."""
+    if isinstance(make, nn.Module) or not callable(make):
+        made = (
+            f"{type(make).__name__}({make.dim}, {make.codebook_size})" if isinstance(make, Quantizer) else ""
+        )
+        raise LGQError(
+            f"`make` must be a function that makes a quantizer, got {made or type(make).__name__}: "
+            f"pass lambda: {made or 'VQ(8, 64)'}."
+        )
+    return [make()] * number if shared else [make() for _ in range(number)]
 
 
 def common_channel_dim(argument: str, parts: Sequence[Quantizer], channel_dim: int | None) -> int:

@@ -17,6 +17,7 @@ from lgq.quantizers.base import Quantizer
 from lgq.quantizers.compositions.composition import (
     Composition,
     common_channel_dim,
+    make_parts,
     make_seeds_differ,
     require_parts,
 )
@@ -59,7 +60,7 @@ class Grouped(Composition):
         """Return `groups` times `make()`, whose `dim` is that of one group; `shared` makes one for all."""
         require_whole(groups=groups)
         require_at_least(1, groups=groups)
-        made = [make()] * groups if shared else [make() for _ in range(groups)]
+        made = make_parts(make, groups, shared=shared)
         return cls(made, channel_dim=channel_dim)
 
     @property

@@ -44,7 +44,8 @@ class MultiScale(Composition):
     sizes: side of the grid of each scale, for inputs whose side is the last of them. Other inputs have grids
         in the same proportion.
     axes: number of spatial axes of the input: 1 for sequences, 2 for images, 3 for videos. They are the last
-        ones beside the channels; all axes before them are batches.
+        ones beside the channels; all axes before them are batches, of which there is at least one, except
+        for sequences whose channels are not at axis 1.
     convolutions: number of convolutions that smooth the enlarged codes, at most one per scale; neighbouring
         scales share one.
     smoothing: share of the convolution in what is added, 0 for none; the rest is added as it is.
@@ -58,6 +59,7 @@ class MultiScale(Composition):
     label = "MultiScale"
     codebooks_at = "quantizer.codebook"
     takes_vectors = False
+    maps = ("smooth",)
     index_shape = ()
 
     def __init__(
@@ -259,6 +261,13 @@ class MultiScale(Composition):
         require_channels(z, self.dim, self.channel_dim)
         if z.ndim < self.axes + 1:
             raise LGQError(f"expected {self.axes} spatial axes, got shape {tuple(z.shape)}: set `axes`.")
+        # A sequence may come alone, where no axis before its channels can be a batch.
+        if z.ndim == self.axes + 1 and (self.axes > 1 or self.channel_dim > 0):
+            fewer = {1: "", 2: "for sequences pass axes=1, ", 3: "for images pass axes=2, "}[self.axes]
+            raise LGQError(
+                f"expected a batch of inputs with {self.axes} spatial axes, got shape "
+                f"{tuple(z.shape)}: {fewer}for a single input z[None]."
+            )
         first = z.movedim(self.channel_dim % z.ndim, z.ndim - 1 - self.axes)
         batch, grid = first.shape[: first.ndim - 1 - self.axes], first.shape[first.ndim - 1 - self.axes :]
         if not is_jit_traced() and 0 in grid:

@@ -18,6 +18,7 @@ from lgq.quantizers.base import NO_CODE, Quantizer
 from lgq.quantizers.compositions.composition import (
     Composition,
     common_channel_dim,
+    make_parts,
     make_seeds_differ,
     require_parts,
 )
@@ -84,7 +85,7 @@ class Residual(Composition):
         """Return a residual quantizer of `stages` times `make()`; `shared` makes one that all stages use."""
         require_whole(stages=stages)
         require_at_least(1, stages=stages)
-        made = [make()] * stages if shared else [make() for _ in range(stages)]
+        made = make_parts(make, stages, shared=shared)
         return Residual(made, dim=dim, channel_dim=channel_dim, dropout=dropout)
 
     @property
