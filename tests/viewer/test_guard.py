@@ -263,6 +263,20 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
         view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
 
 
+def test_a_model_of_the_wrong_kind_is_named_before_the_address(tmp_path):
+    generator = tmp_path / "generator"
+    generator.mkdir()
+    (generator / "config.json").write_text('{"transformer": {}}')
+    started = []
+    with pytest.raises(ValueError, match=f"is a generator, .*: use `generator` {generator}"):
+        view(["photo-f8", generator], port=0, on_start=started.append)
+    with pytest.raises(ValueError, match="photo-f8 is a tokenizer, and this needs a generator"):
+        view(generator="photo-f8", port=0, on_start=started.append)
+    with pytest.raises(ValueError, match="no directory photo-f9: did you mean photo-f8"):
+        view(["photo-f9"], port=0, on_start=started.append)
+    assert not started
+
+
 @pytest.mark.parametrize("after", ["the address", "the first picture"])
 def test_ctrl_c_ends_the_page_while_it_computes(after):
     command = [sys.executable, "-m", "lgq", "view", "--port", "0"]
