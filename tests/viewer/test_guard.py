@@ -156,8 +156,9 @@ def test_what_is_no_picture_costs_one_sentence(served: Served, body: bytes):
     assert "root:" not in answer.error
 
 
-def test_only_fitting_pictures_are_taken(served: Served):
-    assert "hold no token" in served.post("/api/pictures", png(3, 500)).error
+def test_the_name_of_a_file_that_is_no_picture_is_left_to_the_page(served: Served):
+    answer = served.post("/api/pictures", b"text", x_picture_name="text.jpg")
+    assert answer.error.startswith("not a readable image")
 
 
 @pytest.mark.parametrize(
