@@ -11,9 +11,10 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,6 +317,25 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_no_other_files(folder: Path, own: Collection[str], kind: str) -> None:
+    """Refuse a directory that holds visible files besides those of its kind, so that nothing is mixed.
+
+    own: patterns of the names that the directory may hold; unfinished copies of files may lie there too.
+    """
+    own = (*own, "*.partial", "*.replaced")
+    if not folder.is_dir():
+        return
+    with named_disk_errors(folder):
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    others = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in own)]
+    if others:
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+        raise LGQError(
+            f"{folder} is not {kind}, and it is not empty: it holds {others[0]}{more}; give a new directory "
+            "as `out`."
+        )
 
 
 @contextmanager

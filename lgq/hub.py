@@ -6,16 +6,14 @@ comes with the package goes by its name, such as `photo-f8`, where no directory 
 verified, and computed with in float32.
 """
 
-import difflib
 import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import huggingface_hub
 import torch
@@ -25,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from lgq.config import ConfigError, from_json
+from lgq.config import from_json
 from lgq.distributed import world_size
 from lgq.errors import LGQError
 from lgq.files import (
@@ -38,20 +36,18 @@ from lgq.files import (
     replace_directory,
     replace_file,
 )
+from lgq.model_sources import CONFIG as CONFIG
+from lgq.model_sources import ModelKind as ModelKind
+from lgq.model_sources import PretrainedError as PretrainedError
+from lgq.model_sources import damaged_config, kind_of, read_config, require_findable, shipped_model
 
-CONFIG, WEIGHTS, ENVIRONMENT = "config.json", "model.safetensors", "environment.json"
+WEIGHTS, ENVIRONMENT = "model.safetensors", "environment.json"
 BEST, LAST = "best", "last"
 TOKENIZER = "tokenizer"
 """Directory with a copy of the tokenizer, beside tokens and beside the weights of a generator."""
 
-SHIPPED = Path(__file__).parent / "shipped"
-"""Directory of the models that come with the package, each in a directory of its name."""
-
-ModelKind = Literal["tokenizer", "generator"]
-
 _PATIENCE = 2.0  # seconds until the Hub has to answer
 _SERVER_FAILS = 500  # HTTP status from which on the Hub, or a proxy, does not work
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CARD = """\
 ---
 {{ card_data }}
@@ -77,10 +73,6 @@ License: MIT.
 Model = TypeVar("Model", bound="HubModel")
 Settings = TypeVar("Settings")
 _log = logging.getLogger(__name__)
-
-
-class PretrainedError(LGQError):
-    """Files that make no model."""
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit", model_card_template=_CARD):
@@ -145,16 +137,6 @@ class HubModel(nn.Module, PyTorchModelHubMixin, library_name="lgq", license="mit
         return super().generate_model_card(*args, configuration=configuration, **self._card(), **kwargs)
 
 
-def shipped_models() -> list[str]:
-    """Return the names of the models that come with the package."""
-    return sorted(manifest.parent.name for manifest in SHIPPED.glob(f"*/{MANIFEST}"))
-
-
-def shipped_model(source: str | Path) -> Path | None:
-    """Return the directory of a model of the package if `source` is its name, and no directory has it."""
-    return SHIPPED / source if str(source) in shipped_models() and not Path(source).is_dir() else None
-
-
 def _verify_shipped(directory: Path) -> None:
     try:
         Manifest.read(directory).verify(directory)
@@ -176,17 +158,8 @@ def find_file(source: str | Path, name: str, **options: Any) -> Path:
             f"did you mean {better[0]}?" if better else "save_pretrained writes one; no pickle is loaded."
         )
         raise PretrainedError(f"{folder} has no {name}: {way_out}")
-    # A mistyped path must not cost the seconds in which the Hub is waited for.
-    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.parent.is_dir():
-        shipped = ", ".join(shipped_models())
-        way_out = f"name a run directory, one that save_pretrained wrote, {shipped} or owner/name on the Hub."
-        if folder.parent.is_dir():
-            beside = [path.name for path in folder.parent.iterdir() if path.is_dir()]
-            if str(source) == folder.name:
-                beside += shipped_models()
-            if close := difflib.get_close_matches(folder.name, beside, n=1):
-                way_out = f"did you mean {folder.parent / close[0]}?"
-        raise PretrainedError(f"there is no directory {source}: {way_out}")
+    require_findable(source)
+    source = str(source)
     if not options.get("local_files_only") and (silence := _hub_silence(source, name, options)):
         return _cached(source, name, silence, options)
     try:
@@ -347,26 +320,16 @@ def seal(directory: Path, step: int) -> None:
 
 def model_kind(source: str | Path) -> ModelKind:
     """Tell a tokenizer from a generator by the config.json of a run, a saved model or a model on the Hub."""
-    return "generator" if "transformer" in _read_config(find_file(source, CONFIG)) else "tokenizer"
-
-
-def require_kind(source: str | Path, expected: ModelKind) -> None:
-    # A model on the Hub, or a directory without settings, fails when it is loaded.
-    if (Path(source) / CONFIG).is_file() and (kind := model_kind(source)) != expected:
-        way_out = {
-            "tokenizer": "give the one that made its tokens, such as the tokenizer/ beside its weights",
-            "generator": "give what `lgq train-generator` made from its tokens",
-        }
-        raise PretrainedError(f"{source} is a {kind}, and this needs a {expected}: {way_out[expected]}.")
+    return kind_of(find_file(source, CONFIG))
 
 
 def run_settings(source: str | Path) -> dict[str, Any] | None:
     """Return the resolved settings of a run directory; None for anything else."""
     if not _is_run(Path(source)):
         return None
-    settings = _read_config(Path(source) / CONFIG)
+    settings = read_config(Path(source) / CONFIG)
     if not isinstance(settings.get("image_size"), int):
-        raise _damaged_config(Path(source) / CONFIG)
+        raise damaged_config(Path(source) / CONFIG)
     return settings
 
 
@@ -379,20 +342,6 @@ def run_directory_of(source: str | Path) -> Path:
 def _is_run(folder: Path) -> bool:
     described = (folder / CONFIG).is_file() and (folder / ENVIRONMENT).is_file()
     return described and not (folder / WEIGHTS).is_file()
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise _damaged_config(file)
-    return settings
-
-
-def _damaged_config(file: Path) -> ConfigError:
-    return ConfigError(f"{file} is damaged, or belongs to no run: copy it again.")
 
 
 def require_room_for_copy(tokenizer: HubModel, folder: Path) -> bool:

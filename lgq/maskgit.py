@@ -36,9 +36,9 @@ from lgq.hub import (
     copy_tokenizer,
     published_weights,
     read_settings,
-    require_kind,
     require_room_for_copy,
 )
+from lgq.model_sources import require_kind
 from lgq.models import in_eval_mode
 from lgq.models.sampling import OnStep, Sampling, sample_tokens
 from lgq.models.transformer import MaskedTransformer, TransformerSettings

@@ -48,9 +48,9 @@ from lgq.hub import (
     build_pretrained,
     published_weights,
     read_settings,
-    require_kind,
     run_settings,
 )
+from lgq.model_sources import require_kind
 from lgq.models.autoencoder import Backbone, Decoder, Encoder
 from lgq.models.magvit2 import MAGVIT2Backbone, MAGVIT2Decoder, MAGVIT2Encoder
 from lgq.models.tiling import in_tiles, tile_at

@@ -20,8 +20,9 @@ from lgq.data.images import ImageDataset, StoredImage
 from lgq.data.loader import evenly_spread
 from lgq.data.transforms import padded_to_multiple
 from lgq.files import Manifest, WeightsChoice, replace_directory, replace_file
-from lgq.hub import ENVIRONMENT, SHIPPED, WEIGHTS, published_weights, run_settings, seal
+from lgq.hub import ENVIRONMENT, WEIGHTS, published_weights, run_settings, seal
 from lgq.metrics.reconstruction import psnr, ssim
+from lgq.model_sources import SHIPPED
 from lgq.models.lpips import LPIPS
 from lgq.runs import named_run
 from lgq.tokenizer import Tokenizer, default_options, load_tokenizer

@@ -18,9 +18,10 @@ from lgq.cli import main
 from lgq.data import FolderDataset, to_tensor
 from lgq.data.images import to_rgb
 from lgq.data.photographs import photograph_pixels
-from lgq.hub import SHIPPED, PretrainedError, find_file, run_settings, shipped_models
+from lgq.hub import PretrainedError, find_file, run_settings
 from lgq.metrics.metric_networks import MetricNetworks
 from lgq.metrics.reconstruction import psnr
+from lgq.model_sources import SHIPPED, shipped_models
 from lgq.models.lpips import LPIPS
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.history import History
@@ -39,7 +40,7 @@ def copied(tmp_path, monkeypatch) -> Path:
     for file in (SHIPPED / NAME).iterdir():
         (tmp_path / NAME).mkdir(exist_ok=True)
         (tmp_path / NAME / file.name).write_bytes(file.read_bytes())
-    monkeypatch.setattr("lgq.hub.SHIPPED", tmp_path)
+    monkeypatch.setattr("lgq.model_sources.SHIPPED", tmp_path)
     return tmp_path / NAME
 
 
@@ -131,7 +132,7 @@ def trained(tmp_path_factory) -> tuple[Path, FolderDataset]:
 def test_the_script_ships_a_run_in_half_precision_with_its_measured_card(trained, tmp_path, monkeypatch):
     run, photos = trained
     SCRIPT["ship"](run, photos, "last", 2, perceptual=LPIPS(), out=tmp_path / "tiny")
-    monkeypatch.setattr("lgq.hub.SHIPPED", tmp_path)
+    monkeypatch.setattr("lgq.model_sources.SHIPPED", tmp_path)
     shipped, exact = load_tokenizer("tiny"), load_tokenizer(run, "last")
     for name, weight in exact.state_dict().items():
         if weight.ndim:

@@ -8,6 +8,7 @@ import ast
 import difflib
 import inspect
 import json
+import shlex
 import shutil
 import sys
 import textwrap
@@ -34,8 +35,17 @@ _BASIC = (
 _FEW = 14
 """Number of options up to which a help has one list."""
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-_OTHER_WORDS = {"--data": "--tokens", "--tokens": "--data", "--val-data": "--val-tokens"}
-"""Options of other commands that a user takes for one of this."""
+_OTHER_WORDS = {
+    "--data": "--tokens",
+    "--tokens": "--data",
+    "--val-data": "--val-tokens",
+    "--lr": "--learning-rate",
+    "--bs": "--batch-size",
+    "--batch": "--batch-size",
+    "--iterations": "--steps",
+    "--wd": "--weight-decay",
+}
+"""Options of other commands, and common short names, that a user takes for one of this."""
 _NUMBERS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
 _WIDEST, _INDENT = 120, 24
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
@@ -218,12 +228,18 @@ def require_known_options(
     elsewhere: Callable[[], dict[str, Iterable[Option]]],
 ) -> None:
     """Refuse a word that looks like an option and is none; `elsewhere` gives the options of each command."""
-    known = [flag for option in options for flag in option.flags]
-    for word in words:
+    options = list(options)
+    known = [flag for option in options if not option.positional for flag in option.flags]
+    for i, word in enumerate(words):
         given = word.partition("=")[0].replace("_", "-")
         if not given.startswith("--") or given in known:
             continue
         start = f"{program} has no option {given}"
+        positional = [option for option in options if option.positional and given in _option_names(option)]
+        if positional:
+            value = word.partition("=")[2]
+            mended = shlex.join([*words[:i], *([value] if value else []), *words[i + 1 :]])
+            raise LGQError(f"{start}: {positional[0].metavar} stands without it: {program} {mended}")
         if (meant := _OTHER_WORDS.get(given)) in known:
             raise LGQError(f"{start}: did you mean {meant}? See {program} --help.")
         nested = [flag for flag in known if flag.endswith(f".{given[2:]}")]
@@ -234,6 +250,11 @@ def require_known_options(
         ]
         owned = f"; lgq {', lgq '.join(owners)} {'have' if len(owners) > 1 else 'has'} it" if owners else ""
         raise LGQError(f"{start}{owned}: see {program} --help.")
+
+
+def _option_names(positional: Option) -> tuple[str, str]:
+    """Return what a positional word would be called if it were an option."""
+    return f"--{positional.metavar.lower()}", f"--{positional.field.replace('_', '-')}"
 
 
 def require_given(words: Sequence[str], options: Iterable[Option], program: str) -> None:

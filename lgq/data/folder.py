@@ -6,7 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lgq.data.images import SUFFIXES, UNLABELLED, BrokenImage, DataError, EncodedImage, require_readable_size
+from lgq.data.images import (
+    SUFFIXES,
+    UNLABELLED,
+    BrokenImage,
+    DataError,
+    EncodedImage,
+    ImageDataset,
+    Subset,
+    require_readable_size,
+)
 
 _FILES_SHOWN = 3
 
@@ -81,6 +90,27 @@ class FileDataset:
             return EncodedImage(path.read_bytes(), None, self.names[index])
         except OSError as error:
             raise BrokenImage(str(path), error.strerror or str(error)) from error
+
+
+def require_apart(out: Path, dataset: ImageDataset, *, has_pictures: bool) -> None:
+    """Refuse to write into the folder of a data set.
+
+    has_pictures: whether pictures are written, which would be images of the data set in a folder below too.
+    """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if not isinstance(dataset, FolderDataset):
+        return
+    place, root = out.resolve(), dataset.root.resolve()
+    if place == root:
+        raise DataError(f"{out} is the folder of the images: give a new directory as `out`.")
+    if not has_pictures or not place.is_relative_to(root):
+        return
+    if not any(part.startswith(".") for part in place.relative_to(root).parts):
+        raise DataError(
+            f"{out} lies in the folder of images {dataset.root}, where the pictures of a run would be taken "
+            "for images: give a directory outside of it as `out`."
+        )
 
 
 def list_images(root: Path) -> list[str]:

@@ -18,14 +18,14 @@ import torch
 
 from lgq.checks import require_at_least
 from lgq.data import open_dataset
-from lgq.data.folder import FolderDataset
+from lgq.data.folder import FolderDataset, require_apart
 from lgq.data.images import DataError, ImageDataset, Subset
 from lgq.data.loader import Batch, ImageLoader, LoaderSettings, warn_of_enlarged
-from lgq.data.token_format import AGAIN, EncodedBatch, Encoding, TokenError, TokenWriter
+from lgq.data.token_format import AGAIN, HEADER, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQWarning
-from lgq.files import WeightsChoice, named_disk_errors
+from lgq.files import WeightsChoice, named_disk_errors, require_no_other_files
 from lgq.hub import TOKENIZER, copy_tokenizer, require_room_for_copy
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
@@ -63,6 +63,8 @@ def encode(
     byte. Broken images are left out, logged, and listed in the result's `broken`.
     """
     dataset = open_dataset(data)
+    require_apart(Path(out), dataset, has_pictures=False)
+    _require_place_for_tokens(Path(out))
     tokenizer = tokenizer_on_device(tokenizer, weights, device)
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
@@ -174,6 +176,12 @@ def estimate_encoding(
         images_per_second=float(sum_over_ranks(torch.tensor(rate))),
         processes=world_size(),
     )
+
+
+def _require_place_for_tokens(folder: Path) -> None:
+    # An encoding that was stopped early has left the copy of its tokenizer alone.
+    if not (folder / HEADER).exists() and not any(folder.glob("tokens-*.safetensors")):
+        require_no_other_files(folder, (TOKENIZER,), "a directory of tokens")
 
 
 def _plan(

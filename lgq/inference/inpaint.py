@@ -34,7 +34,7 @@ from lgq.random import SAMPLING_BATCH, batch_seed
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels; right and bottom are the first ones outside."""
 
-_BRIGHT = 128
+_BRIGHT, _NAMES_SHOWN = 128, 8
 _DEFAULT = Sampling()
 
 
@@ -92,8 +92,9 @@ def inpaint(
     side, factor = generator.image_size, generator.tokenizer.factor
     if label is None and len(generator.classes) > 1:
         known = len(generator.classes)
+        names = ", ".join(generator.classes) + "," if known <= _NAMES_SHOWN else "a name"
         raise LGQError(
-            f"the generator knows {known:,} classes: give `label`, a name or a number to {known - 1}."
+            f"the generator knows {known:,} classes: give `label`: {names} or a number from 0 to {known - 1}."
         )
     (number,) = generator.class_numbers([0 if label is None else label])
     pixels = image

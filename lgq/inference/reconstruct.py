@@ -20,6 +20,7 @@ from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.decode import distinct_files
 from lgq.metrics.reconstruction import psnr
+from lgq.model_sources import require_findable
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import ImageTooLargeError, Tokenizer
 
@@ -72,6 +73,8 @@ def reconstruct(
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
     if Path(out).suffix.lower() in SUFFIXES:
         raise LGQError(f"`out` must be a directory, which gets a picture per image, got {out}.")
+    if isinstance(tokenizer, str | Path):
+        require_findable(tokenizer)
     given = [images] if isinstance(images, str | Path) else images
     if not any(os.path.lexists(path) for path in given):
         raise DataError(f"{given[0]} does not exist: name image files or folders.")

@@ -28,7 +28,7 @@ from lgq.random import batch_seed
 from lgq.tokenizer import Tokenizer, load_tokenizer
 from lgq.training.history import History, StartFrom, require_same_network, source_name
 from lgq.training.loop import Outcome, run_loop
-from lgq.training.run_directory import Resume, has_checkpoints
+from lgq.training.run_directory import Resume, has_checkpoints, require_resumable
 from lgq.training.settings import GeneratorRun, require_run
 from lgq.training.trainer import Trainer
 
@@ -72,6 +72,7 @@ def train_generator(
     Processes that torchrun started share the work: each takes `batch_size` images at a time.
     """
     require_run(run, GeneratorRun)
+    require_resumable(Path(out), resume)
     training_tokens, validation_tokens, decoder = open_tokens(tokens, val_tokens, tokenizer)
     validated = validation_tokens or training_tokens
     trainer = GeneratorTrainer(

@@ -25,12 +25,19 @@ import lgq
 from lgq.checks import require_one_of
 from lgq.distributed import world_size
 from lgq.errors import LGQError
-from lgq.files import make_directory, named_disk_errors, replace_file, replace_json
-from lgq.hub import CONFIG, ENVIRONMENT, run_settings
+from lgq.files import (
+    make_directory,
+    named_disk_errors,
+    replace_file,
+    replace_json,
+    require_no_other_files,
+)
+from lgq.hub import BEST, CONFIG, ENVIRONMENT, LAST, run_settings
 from lgq.models.sampling import Sampling
 from lgq.quantizers import foreign_quantizers
 from lgq.training.checkpoint import Checkpoints
 from lgq.training.history import HISTORY_FIELDS
+from lgq.training.journal import METRICS, TENSORBOARD, WANDB
 from lgq.training.settings import LoopSettings
 
 CHECKPOINTS, IMAGES, CODEBOOKS = "checkpoints", "images", "codebooks"
@@ -38,6 +45,11 @@ MOST_SNAPSHOTS = 64
 """Snapshots of a codebook that a run keeps; where there are more, every other one goes."""
 _MOST_NUMBERS = 2**22
 """Size up to which codes are part of a snapshot: 8 MB of float16. Of larger ones it has the norms."""
+_NAMES = (
+    *(CONFIG, ENVIRONMENT, METRICS, TENSORBOARD, WANDB, "wandb", CHECKPOINTS, BEST, LAST, IMAGES, CODEBOOKS),
+    *("*.log", "*.out", "*.err", "nohup.out"),
+)
+"""What a directory may hold in which a new run starts: leftovers of a run, and the output of its command."""
 _SNAPSHOT = re.compile(r"step-(\d+)\.safetensors")
 
 _log = logging.getLogger(__name__)
@@ -66,12 +78,14 @@ _MISSING = "nothing"
 
 
 def require_resumable(run: Path, resume: Resume) -> None:
-    """Refuse a directory with a run, or one without, if `resume` asks for the other."""
+    """Refuse a directory of other files, and one with a run, or without, if `resume` asks for the other."""
     require_one_of(get_args(Resume), resume=resume)
     has_config, is_saved = (run / CONFIG).exists(), has_checkpoints(run)
     if has_config and not is_saved and not (run / ENVIRONMENT).exists():
         raise LGQError(f"{run} has a {CONFIG} that belongs to no run: choose another directory.")
     has_run = has_config or is_saved
+    if not has_run:
+        require_no_other_files(run, _NAMES, "a run directory")
     if resume == "never" and has_run:
         raise LGQError(
             f"{run} holds a run already: choose another directory, or resume it with `resume` auto."

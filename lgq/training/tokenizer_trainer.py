@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, StreamLoader, open_dataset
+from lgq.data.folder import require_apart
 from lgq.data.loader import evenly_spread, loaded_onto
 from lgq.data.stream import require_random_access, training_loader
 from lgq.distributed import join_processes, rank, resolve_device, stack_over_ranks, world_size
@@ -32,7 +33,7 @@ from lgq.training.history import History, StartFrom
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
 from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
-from lgq.training.run_directory import Resume, has_checkpoints, save_codebook
+from lgq.training.run_directory import Resume, has_checkpoints, require_resumable, save_codebook
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
 from lgq.training.watch import (
@@ -76,6 +77,9 @@ def train(
     require_run(run, TokenizerRun)
     training_data = _opened(data)
     validation_data = training_data if val_data is None else _opened(val_data)
+    for dataset in (training_data, validation_data):
+        require_apart(Path(out), dataset, has_pictures=True)
+    require_resumable(Path(out), resume)
     require_feasible(run, resolve_device(device))
     require_random_access(validation_data, "validation (`val_data`)")
     trainer = TokenizerTrainer(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from lgq.data import ImageDataset
@@ -50,7 +51,6 @@ class Album:
     def add(self, data: bytes, name: str) -> int:
         """Take a picture from the browser and return its number; the oldest upload makes room."""
         pixels = _reduced(StoredImage(data, name))
-        _fit(pixels, SIZES[0], self._multiple, name)
         with self._lock:
             number, self._next = self._next, self._next + 1
             self.pictures[number] = Picture(name, lambda: pixels)
@@ -77,10 +77,17 @@ class Album:
 
 
 def _fit(image: Image.Image, size: int, multiple: int, name: str) -> Image.Image:
-    """Reduce a picture to `size` pixels along its longest side; a smaller one keeps its size."""
+    """Reduce a picture to `size` pixels along its longest side; a smaller one keeps its size.
+
+    Of a picture with less than a token along a side, the last row or column is repeated.
+    """
     scale = min(1.0, size / max(image.size))
     width, height = (max(1, round(side * scale)) for side in image.size)
     resized = image if scale == 1 else image.resize((width, height), Image.Resampling.LANCZOS)
+    missing = [max(0, multiple - side) for side in resized.size]
+    if any(missing):
+        margins = ((0, missing[1]), (0, missing[0]), (0, 0))
+        resized = Image.fromarray(np.pad(np.asarray(resized), margins, mode="edge"))
     return cropped_to_multiple(resized, multiple, name)
 
 

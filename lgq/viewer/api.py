@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lgq.config import from_json
+from lgq.data.images import BrokenImage
 from lgq.errors import LGQError
 from lgq.models.sampling import Sampling
 from lgq.viewer import NoSuchThing
@@ -85,6 +86,8 @@ def _answered(handle: Handler) -> Handler:
             return JSONResponse({"error": refusal.reason}, refusal.status, headers=closing)
         except NoSuchThing as error:
             return JSONResponse({"error": str(error)}, 404)
+        except BrokenImage as error:
+            return JSONResponse({"error": f"cannot read {error.name}: {error.reason}"}, 422)
         except LGQError as error:
             return JSONResponse({"error": str(error)}, 422)
         except ClientDisconnect:
@@ -174,7 +177,11 @@ class _Api:
         data = await self._body(request, self._limits.upload_bytes)
         name = unquote(request.headers.get("x-picture-name", ""))[:_LONGEST_NAME]
         name = "".join(letter for letter in name if letter.isprintable()) or "picture"
-        number = await run_in_threadpool(self._studio.album.add, data, name)
+        try:
+            number = await run_in_threadpool(self._studio.album.add, data, name)
+        except BrokenImage as error:
+            # The page says whose reason it is, by the name that the user knows.
+            raise LGQError(error.reason) from error
         return JSONResponse({"id": number, "name": name})
 
     async def decode(self, request: Request) -> Response:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lgq
 from lgq.errors import LGQError
 from lgq.files import WeightsChoice
+from lgq.model_sources import require_findable, require_kind
 from lgq.progress import Progress, unwatched
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def view(
     device: where to compute, the words of `--device`.
     on_start: called with the address of the page, or the path of the file, as soon as it can be opened.
     """
+    _require_models(runs, generator)
     # PyTorch and the models are loaded where they are needed: the page shows earlier.
     if export is not None:
         from lgq.viewer.standalone import export_page
@@ -105,6 +107,19 @@ def view(
             preparing.join(_PATIENCE)  # PyTorch aborts the process if it still computes when Python ends
     if failures:
         raise failures[0]
+
+
+def _require_models(
+    runs: "Sequence[str | Path | lgq.Tokenizer]", generator: "lgq.MaskGIT | str | Path | None"
+) -> None:
+    """Check what needs no model to be loaded, before the address is announced."""
+    for run in runs:
+        if isinstance(run, str | Path):
+            require_findable(run)
+            require_kind(run, "tokenizer", way_out=f"use `generator` {run}")
+    if isinstance(generator, str | Path):
+        require_findable(generator)
+        require_kind(generator, "generator")
 
 
 def _listen(host: str, port: int) -> socket.socket:

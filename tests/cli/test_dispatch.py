@@ -34,8 +34,10 @@ def test_a_command_loads_what_it_needs(tmp_path):
     def count(*arguments: object) -> int:
         return sum(module.startswith("lgq.") for module in run_alone(*arguments)[1])
 
-    Image.new("RGB", (20, 20)).save(tmp_path / "photo.png")
-    train = ["train", "pocket-lgq", "--data", tmp_path, "--steps", 2, "--out", tmp_path / "run"]
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    Image.new("RGB", (20, 20)).save(photos / "photo.png")
+    train = ["train", "pocket-lgq", "--data", photos, "--steps", 2, "--out", tmp_path / "run"]
     assert count(*train, *TINY_TOKENIZER) <= 90
     tokenizer, out = Tokenizer.from_pretrained(tmp_path / "run" / "last"), tmp_path / "generator"
     small = TransformerSettings(layers=1, width=8, heads=1, hidden=8)

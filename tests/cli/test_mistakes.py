@@ -65,6 +65,26 @@ MISTAKES = [
         "other settings: --quantizer (was 'lgq', now 'fsq'); go on with",
         f"train pocket-fsq --data photos --out run {' '.join(TINY_TOKENIZER)}",
     ),
+    (
+        "photos is the folder of the images: give a new directory as --out.",
+        "train pocket-lgq --data photos --out photos",
+    ),
+    (
+        "photos is the folder of the images: give a new directory as --out.",
+        "train pocket-lgq --data shards/shard-000000.tar --val-data photos --out photos",
+    ),
+    (
+        "photos/new lies in the folder of images photos",
+        "train pocket-lgq --data photos --out photos/new",
+    ),
+    (
+        "train is not a run directory, and it is not empty: it holds tokenizer and 2 more; give a new "
+        "directory as --out.",
+        "train pocket-lgq --data photos --out train",
+    ),
+    ("val is not a run directory", f"{TRAIN} --out val"),
+    ("bird-photos is not a run directory", "train pocket-lgq --data photos --out bird-photos"),
+    ("has no option --lr: did you mean --learning-rate?", "train pocket-lgq --data photos --lr 1"),
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
     ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),
@@ -87,7 +107,17 @@ MISTAKES = [
     ("give --image-size", "encode tokenizer --data photos"),
     ("multiple of f = 2", "encode run --data photos --image-size 15"),
     ("download the shards", f"encode run --data {STREAM}"),
+    (
+        "photos is the folder of the images: give a new directory as --out.",
+        "encode run --data photos --out photos",
+    ),
+    (
+        "tokenizer is not a directory of tokens, and it is not empty: it holds README.md and 2 more; give",
+        "encode run --data photos --out tokenizer",
+    ),
+    ("run is not a directory of tokens", "encode run --data photos --out run"),
     ("there is no directory", "reconstruct gone photo.png"),
+    ("there is no directory photo-f9: did you mean photo-f8?", "reconstruct photo-f9 gone.png"),
     ("gone.png does not exist: name image files or folders.", "reconstruct run gone.png"),
     ("none of 1 images can be reconstructed", "reconstruct run file"),
     ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
@@ -108,6 +138,11 @@ MISTAKES = [
     ("their --shard-size is 4, not 10000", "shard photos --out shards --seed 0"),
     ("other files than shards", "shard photos --out photos"),
     ("does not exist", "shard no/such"),
+    ("has no option --data: DATA stands without it: lgq shard photos --out new", "shard --data photos"),
+    (
+        "has no option --image: IMAGE stands without it: lgq reconstruct run photo.png --out new",
+        "reconstruct run --image=photo.png",
+    ),
     ("is a stream", "shard 'pipe:cat a.tar'"),
     ("--shard-size must be at least 1", "shard photos --shard-size 0"),
     ("--data takes", f"experiment comparison --scale smoke --data {STREAM}"),
@@ -123,6 +158,7 @@ MISTAKES = [
     ("there is no directory", "sample gone"),
     ("is a tokenizer, and this needs a generator", "sample run"),
     ("is a tokenizer, and this needs a generator", "sample tokenizer"),
+    ("photo-f8 is a tokenizer, and this needs a generator", "sample photo-f8"),
     ("trained on tokens of tokenizer", "sample mixed"),
     ("must end in .png, and be no directory, or", "sample gone --out grid.jpg"),
     ("must end in .png, and be no directory, or", "sample gone --out folder.png"),
@@ -138,7 +174,7 @@ MISTAKES = [
             ("images of 8 x 8 pixels", "--box 0 0 9 8 --label 0"),
             ("either --mask, a file, or --box", "--label 0"),
             ("either --mask, a file, or --box", "--box 0 0 4 4 --mask photo.png --label 0"),
-            ("give --label, a name or a number to 1", "--box 0 0 4 4"),
+            ("give --label: cat, dog, or a number from 0 to 1", "--box 0 0 4 4"),
         )
     ),
     # Generators.

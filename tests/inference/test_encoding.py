@@ -206,6 +206,20 @@ def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monk
     assert contents(tmp_path) == before
 
 
+def test_a_directory_of_other_files_or_of_the_images_is_spared(tmp_path, photos, tokenizer):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    before = contents(tmp_path)
+    with pytest.raises(LGQError, match="is the folder of the images: give a new directory"):
+        encode(tokenizer, folder, folder)
+    with pytest.raises(LGQError, match="not a directory of tokens, and it is not empty: it holds photos"):
+        encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == before
+    assert len(encode(tokenizer, folder, folder / "tokens")) == len(
+        encode(tokenizer, folder, folder / "tokens")
+    )
+
+
 @pytest.mark.parametrize("place", ["tokenizer", "tokenizer/best"])
 def test_another_tokenizer_or_a_run_in_its_place_is_spared(tmp_path, photos, tokenizer, place):
     build(seed=1).save_pretrained(tmp_path / place)

@@ -157,7 +157,7 @@ def test_mistakes_are_named(tmp_path):
         inpaint(maskgit, image, box=RIGHT, label=2)
     with pytest.raises(LGQError, match="no class 'dgo': did you mean 'dog'"):
         inpaint(maskgit, image, box=RIGHT, label="dgo")
-    with pytest.raises(LGQError, match="knows 2 classes: give `label`, a name or a number to 1"):
+    with pytest.raises(LGQError, match="knows 2 classes: give `label`: cat, dog, or a number from 0 to 1"):
         inpaint(maskgit, image, box=RIGHT)
     with pytest.raises(ValueError, match="`count` must be at least 1, got 0"):
         inpaint(maskgit, image, box=RIGHT, label=0, count=0)

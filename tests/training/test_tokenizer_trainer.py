@@ -1,6 +1,7 @@
 """Training a tokenizer: whatever stops it, it ends where it would have ended."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 from tiny_run import EVERYTHING, RUNS, TINY, before_step, left_by, terminate, train
 
 from lgq.data import FolderDataset
+from lgq.data.images import random_subset
 from lgq.distributed import join_processes
 from lgq.errors import LGQError
 from lgq.metrics.metric_networks import MetricNetworks
@@ -30,6 +32,7 @@ from lgq.training.losses import LossWeights
 from lgq.training.networks import build_metric_networks
 from lgq.training.settings import LoopSettings, TokenizerRun
 from lgq.training.tokenizer_trainer import TokenizerTrainer
+from lgq.training.tokenizer_trainer import train as train_tokenizer
 from lgq.weights import WeightsError
 
 pytestmark = pytest.mark.usefixtures("_no_tensorboard", "_small_discriminator")
@@ -292,3 +295,35 @@ def test_a_rank_that_is_alone_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
     with pytest.raises(LGQError, match=r"WORLD_SIZE is 2, but the process group has 1"):
         join_processes()
+
+
+@pytest.mark.parametrize(
+    "leftovers", [(), ("environment.json", ".lock"), ("metrics.jsonl", "tensorboard/events", "slurm-7.out")]
+)
+def test_a_run_starts_among_leftovers_of_one_that_was_stopped(leftovers, photos, tmp_path):
+    for name in leftovers:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert train(replace(TINY, loop=LoopSettings(steps=1)), photos, tmp_path).reason == "finished"
+
+
+def test_a_run_starts_in_no_directory_of_other_files(photos, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    with pytest.raises(LGQError, match="not a run directory, and it is not empty: it holds notes; give"):
+        train(TINY, photos, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_run_starts_in_no_folder_of_its_images(photos, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    (tmp_path / "link").symlink_to(folder)
+    images = random_subset(FolderDataset(folder), 2)
+    for out in (folder, tmp_path / "link", folder / "deep" / "run"):
+        for data, validation in ((images, None), (photos, images)):
+            with pytest.raises(LGQError, match="the folder of "):
+                train_tokenizer(TINY, data, out, val_data=validation)
+    once = replace(TINY, loop=LoopSettings(steps=1))
+    assert train(once, folder, folder / ".runs" / "a").reason == "finished"
+    assert len(FolderDataset(folder)) == len(FolderDataset(photos))

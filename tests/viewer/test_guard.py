@@ -156,8 +156,9 @@ def test_what_is_no_picture_costs_one_sentence(served: Served, body: bytes):
     assert "root:" not in answer.error
 
 
-def test_only_fitting_pictures_are_taken(served: Served):
-    assert "hold no token" in served.post("/api/pictures", png(3, 500)).error
+def test_the_name_of_a_file_that_is_no_picture_is_left_to_the_page(served: Served):
+    answer = served.post("/api/pictures", b"text", x_picture_name="text.jpg")
+    assert answer.error.startswith("not a readable image")
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,20 @@ def test_the_page_is_served_without_pytorch():
 def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
+
+
+def test_a_model_of_the_wrong_kind_is_named_before_the_address(tmp_path):
+    generator = tmp_path / "generator"
+    generator.mkdir()
+    (generator / "config.json").write_text('{"transformer": {}}')
+    started = []
+    with pytest.raises(ValueError, match=f"is a generator, .*: use `generator` {generator}"):
+        view(["photo-f8", generator], port=0, on_start=started.append)
+    with pytest.raises(ValueError, match="photo-f8 is a tokenizer, and this needs a generator"):
+        view(generator="photo-f8", port=0, on_start=started.append)
+    with pytest.raises(ValueError, match="no directory photo-f9: did you mean photo-f8"):
+        view(["photo-f9"], port=0, on_start=started.append)
+    assert not started
 
 
 @pytest.mark.parametrize("after", ["the address", "the first picture"])

@@ -9,6 +9,7 @@ import torch
 from serving import LOCAL, Served, gradient, png, serve, small_tokenizer
 
 import lgq.viewer.studio as studio_module
+from lgq.data.images import BrokenImage
 from lgq.data.transforms import to_tensor
 from lgq.training.run_directory import save_codebook
 from lgq.viewer import page_files
@@ -157,6 +158,24 @@ def test_an_uploaded_picture_is_shown_like_the_others(served: Served):
     arrays = served.ask(f"/api/encoding?model=0&picture={added['id']}&size=128").arrays
     assert arrays["original"].shape == (64, 128, 4)
     assert served.ask(f"/api/thumbnail?picture={added['id']}").headers["content-type"] == "image/png"
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 500)])
+def test_a_picture_of_less_than_a_token_is_padded(served: Served, width: int, height: int):
+    added = served.post("/api/pictures", png(width, height)).json
+    arrays = served.ask(f"/api/encoding?model=0&picture={added['id']}&size=128").arrays
+    shown = arrays["original"]
+    assert shown.shape == (4 if height == 1 else 128, 4, 4)
+    assert (shown == shown[:, :1]).all()
+
+
+def test_a_broken_picture_of_the_data_is_named_as_it_is_spelt(served: Served, monkeypatch):
+    def broken(*_: object) -> None:
+        raise BrokenImage("text.jpg", "not a readable image")
+
+    monkeypatch.setattr(served.studio, "encode", broken)
+    answer = served.ask("/api/encoding?model=0&picture=0&size=128")
+    assert (answer.status, answer.error) == (422, "cannot read text.jpg: not a readable image")
 
 
 def test_the_oldest_upload_makes_room(served: Served):

@@ -9,8 +9,13 @@ const contents = saved ? JSON.parse(saved.textContent) : null;
 
 export const isSaved = contents !== null;
 
-/** A problem in words, for the place that caused it. */
-export class Problem extends Error {}
+/** A problem in words, for the place that caused it; `reason` goes on after the name of a file. */
+export class Problem extends Error {
+  constructor(reason) {
+    super(reason[0].toUpperCase() + reason.slice(1));
+    this.reason = reason;
+  }
+}
 
 let working = 0;
 
@@ -42,7 +47,7 @@ async function ask(path, options = {}) {
   if (answer.ok) return answer;
   let reason = `The server answered ${answer.status}.`;
   try { reason = (await answer.json()).error; } catch { /* not JSON: the status has to do */ }
-  throw new Problem(reason[0].toUpperCase() + reason.slice(1));
+  throw new Problem(reason);
 }
 
 /** Arrays by name, views of the packet's own bytes, and its JSON as `meta`. */
@@ -132,7 +137,7 @@ export async function postSteps(path, body, take, signal) {
       if (rest.length < 4 + length) break;
       const packet = unpack(rest.slice(4, 4 + length).buffer);
       rest = rest.slice(4 + length);
-      if (packet.meta.error) throw new Problem(packet.meta.error[0].toUpperCase() + packet.meta.error.slice(1));
+      if (packet.meta.error) throw new Problem(packet.meta.error);
       take(packet);
     }
   }

@@ -319,7 +319,7 @@ export function editPane(section) {
       }
       apply(Array.from(packet.tokens, (value, place) => [place, value]));
     } catch (error) {
-      complain(`${file.name}: ${error.message}`);
+      complain(`${file.name}: ${error.reason ?? error.message}`);
     }
   }
 

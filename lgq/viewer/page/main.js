@@ -80,7 +80,7 @@ async function openFile(file) {
     addPicture(picture).scrollIntoView({ block: "nearest", inline: "nearest" });
     choosePicture(picture.id);
   } catch (error) {
-    problem.textContent = `${file.name || "The picture"}: ${error.message}`;
+    problem.textContent = `${file.name || "The picture"}: ${error.reason ?? error.message}`;
     problem.hidden = false;
   }
 }
