@@ -125,7 +125,7 @@ class FSQ(Quantizer):
         return torch.tanh(z + torch.tan(offset / half)) * half - offset
 
     def _index(self, rounded: Float[Tensor, "n l"]) -> Int[Tensor, " n"]:
-        return (rounded.long() * self.strides).sum(-1) + self._index_of_zero
+        return rounded.long().mul_(self.strides).sum(-1) + self._index_of_zero
 
     def _grid(self, indices: Int[Tensor, " n"]) -> Float[Tensor, "n l"]:
         digits = indices[:, None] // self.strides % self.levels
@@ -229,4 +229,4 @@ class Grid(Quantizer):
         return places * self.steps - self.scales
 
     def _index(self, places: Float[Tensor, "n l"]) -> Int[Tensor, " n"]:
-        return (places.long() * self.strides).sum(-1)
+        return places.long().mul_(self.strides).sum(-1)
