@@ -8,6 +8,7 @@ their own resolution, writes both into the card, and refuses weights that lose b
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ occur at all in the {tokens:,} tokens of all.
 
 ## Limits
 
-- 12 bits for 64 pixels are little: fine texture, small faces and text are not kept, and without a GAN what is
+- {bits} bits for 64 pixels are little: fine texture, small faces and text are not kept, and without a GAN what is
   lost becomes blur rather than invented detail.
 - It learned from few photographs, mostly of objects, animals and landscapes. Drawings, screenshots, documents
   and medical or satellite images are unlike them.
@@ -101,12 +102,15 @@ quantizer is LGQ (Altun et al. 2026).
 """
 
 _FIRST = (
-    "They, and so encoder and codes, are from a first training: `lgq train photo-lgq --data "
+    "These had 4,096 codes, and are from two trainings: `lgq train photo-lgq --data "
     "'photographs/train-{000..001}.tar' --val-data photographs/val-000.tar --out first --steps 20000 "
     "--validate-every 250 --image-size 64 --loss.lpips-images 3 --backbone.refinement 0`, with 3,250 steps "
-    "instead of 20,000 from step 2,184 on, 1.1 hours"
+    "instead of 20,000 from step 2,184 on, 1.1 hours; and of the decoder alone `lgq train photo-lgq --data "
+    "'photographs/train-{000..001}.tar' --val-data photographs/val-000.tar --out second --batch-size 4 "
+    "--validation-images 50 --steps 2600 --log-every 25 --frozen-tokens --loss.lpips-images None "
+    "--start-from first`, 0.9 hours"
 )
-"""How the first `photo-f8` was trained, of which later ones keep the tokens."""
+"""How the `photo-f8` was trained from which the present one grew."""
 
 _PREVIEW = """
 
@@ -219,6 +223,7 @@ def card(
         name=NAME,
         factor=tokenizer.factor,
         codes=tokenizer.codebook_size,
+        bits=f"{math.log2(tokenizer.codebook_size):.3g}",
         status=status,
         reach=tokenizer.backbone.reach,
         crop=settings["image_size"],

@@ -50,7 +50,7 @@ def test_a_shipped_model_loads_by_its_name_in_float32_and_in_eval_mode():
         assert {parameter.dtype for parameter in tokenizer.parameters()} == {torch.float32}
         assert not tokenizer.training
     tokenizer = load_tokenizer(NAME)
-    assert (tokenizer.factor, tokenizer.codebook_size, tokenizer.image_size) == (8, 4_096, 256)
+    assert (tokenizer.factor, tokenizer.codebook_size, tokenizer.image_size) == (8, 12_288, 256)
     assert tokenizer.settings["quantizer"] == "lgq"
 
 
@@ -166,7 +166,7 @@ def test_a_card_names_the_weights_that_a_run_began_with_and_the_options_of_its_q
     assert command.endswith("--start-from photo-f8")
     assert " --quantizer-options tau_end=0.05 hard_gradient=true " in command
     begun = SCRIPT["_start"](History.of(changes).start_from)
-    assert "with the sha256 0123456789ab. They, and so encoder and codes, are from a first" in begun
+    assert "with the sha256 0123456789ab. These had 4,096 codes, and are from two" in begun
     assert SCRIPT["_start"](None) == ""
 
 
