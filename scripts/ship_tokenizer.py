@@ -87,8 +87,8 @@ occur at all in the {tokens:,} tokens of all.
 
 ## Limits
 
-- {bits} bits for 64 pixels are little: fine texture, small faces and text are not kept, and without a GAN what is
-  lost becomes blur rather than invented detail.
+- {bits} bits for 64 pixels are little: fine texture, small faces and text are not kept, and without a GAN
+  what is lost becomes blur rather than invented detail.
 - It learned from few photographs, mostly of objects, animals and landscapes. Drawings, screenshots, documents
   and medical or satellite images are unlike them.
 - It is made for looking at tokenizers and for trials, not as a codec, and no image that it draws is evidence
