@@ -170,7 +170,7 @@ class Quantizer(nn.Module, ABC):
         self._restore_constants()
 
     def _restore_constants(self, device: torch.device | None = None) -> None:
-        """Write the constants anew, on their device or another one."""
+        """Set the constants again, on their device or another one."""
         for name, values in self._constants.items():
             buffer: Tensor = getattr(self, name)
             dtype = buffer.dtype
