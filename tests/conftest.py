@@ -24,7 +24,7 @@ for finder in sys.meta_path:
     if hasattr(finder, "should_instrument"):  # that of jaxtyping, whose checks Triton cannot compile
         finder.should_instrument = _but_the_kernels(finder.should_instrument)
 
-from lgq.ops import passes  # noqa: E402
+from lgq.ops import numerics, passes  # noqa: E402
 from lgq.ops.fused import KERNEL_VARIABLE  # noqa: E402
 from lgq.quantizers import Quantized  # noqa: E402
 
@@ -71,3 +71,9 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
 def require_c_compiler() -> None:
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("passes in C need a compiler: apt install gcc")
+
+
+@pytest.fixture(autouse=True)
+def _processor_with_bf16(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let no training warn of its precision: whether it does depends on the machine."""
+    monkeypatch.setattr(numerics, "_PROCESSOR", tmp_path_factory.getbasetemp() / "no-cpuinfo")

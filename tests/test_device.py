@@ -40,6 +40,7 @@ NAMED_ONLY = {
     "training/checkpoint.py": "dtypes of files",
     "metrics/features.py": "dtypes of files",
     "ops/fused.py": "for CUDA alone, which has float64",
+    "ops/passes.py": "for the CPU alone",
 }
 """Files that name float64 where MPS never computes in it."""
 

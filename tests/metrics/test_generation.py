@@ -206,7 +206,7 @@ def test_too_few_images_are_a_reason(tmp_path, networks, samples, photographs, m
 @pytest.mark.parametrize(("samples", "photographs"), [(11, IMAGES), (SAMPLES, 11)])
 def test_a_gfid_of_fewer_images_than_features_on_either_side_warns(tmp_path, networks, samples, photographs):
     reference = reference_of(put_pictures(tmp_path / "few", photographs), networks)
-    with pytest.warns(LGQWarning, match=r"^gFID of 11 images .* the 12 features of .*; compare .* KID"):
+    with pytest.warns(LGQWarning, match=r"^gFID of 11 images .* the 12 features of .*; take 12 images"):
         evaluate(reference, networks, samples=samples)
 
 

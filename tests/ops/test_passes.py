@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import require_c_compiler
 
 from lgq.errors import LGQError
 from lgq.ops import passes
 from lgq.ops.assignment import soft_assignment
 from lgq.ops.passes import NativePasses, TorchPasses, Weighed, native_obstacle, passes_for
-from tests.conftest import require_c_compiler
 
 LARGE = (2048, 2048)
 FLOAT32 = torch.empty(0)

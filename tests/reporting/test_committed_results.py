@@ -53,7 +53,7 @@ def test_a_million_codes_stand_beside_their_seconds_per_step_wherever_they_are_c
             assert seconds in page.read_text()[claim.start() : claim.start() + 700], page
     table = SCRIPT["cost_table"](SCRIPT["timed_steps"]())
     assert table.splitlines()[-1].startswith("| 1,048,576 | 155 |  | 848 MB |")
-    assert "| 4,096 | 0.24 | 0.91 | 45 MB | 682 MB | 1.31 | 4.95 |" in table
+    assert "| 4,096 | 0.14 | 0.91 | 26 MB | 676 MB | 1.16 | 7.67 |" in table
 
 
 def test_every_record_is_planned_and_has_its_command_and_seed(results):
