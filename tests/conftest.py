@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ for finder in sys.meta_path:
 from lgq.ops import numerics, passes  # noqa: E402
 from lgq.ops.fused import KERNEL_VARIABLE  # noqa: E402
 from lgq.quantizers import Quantized  # noqa: E402
+
+# Whether a training warns of bf16 must not depend on the machine.
+numerics._PROCESSOR = Path("no-cpuinfo")
 
 settings.register_profile("lgq", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("lgq")
@@ -71,9 +75,3 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
 def require_c_compiler() -> None:
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("passes in C need a compiler: apt install gcc")
-
-
-@pytest.fixture(autouse=True)
-def _processor_with_bf16(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let no training warn of its precision: whether it does depends on the machine."""
-    monkeypatch.setattr(numerics, "_PROCESSOR", tmp_path_factory.getbasetemp() / "no-cpuinfo")
