@@ -64,7 +64,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "triton" and importlib.util.find_spec("triton") is None:
         pytest.skip("the fused kernels need Triton: pip install -e '.[kernels]'")
     if request.param == "c":
-        require_c_compiler()
+        request.getfixturevalue("compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(KERNEL_VARIABLE, "triton" if request.param == "triton" else "torch")
         patch.setenv(passes.NATIVE_VARIABLE, "1" if request.param == "c" else "0")
@@ -72,6 +72,8 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def require_c_compiler() -> None:
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Skip what needs a compiler of C where there is none."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         pytest.skip("passes in C need a compiler: apt install gcc")

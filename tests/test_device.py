@@ -216,7 +216,6 @@ def test_a_loaded_model_stays_on_its_device_until_one_is_named(places):
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    (tmp_path / "photos").mkdir()
     return paint_photos(tmp_path / "photos")
 
 

@@ -180,7 +180,6 @@ def train_all(photos: Path, out: Path, batches: int, accumulate: int) -> dict:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     folder = tmp_path_factory.mktemp("equivalence")
-    (folder / "photos").mkdir()
     paint_photos(folder / "photos", 20)
 
     def group(count: int, batches: int, accumulate: int) -> list[dict]:

@@ -46,7 +46,6 @@ def forget(kept: dict) -> None:
 
 @pytest.fixture
 def photos(tmp_path):
-    (tmp_path / "photos").mkdir()
     return paint_photos(tmp_path / "photos", 6)
 
 

@@ -54,6 +54,7 @@ RUNS = {
 
 
 def paint_photos(folder: Path, count: int = 5) -> Path:
+    folder.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
     for i in range(count):
         coarse = Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8))

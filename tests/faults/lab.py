@@ -58,7 +58,6 @@ class Lab:
     def __init__(self, folder: Path):
         self.folder = folder
         self.photos = folder / "photos"
-        self.photos.mkdir()
         paint_photos(self.photos)
         self._numbers = count()
         self._kept: dict[str, Any] = {}

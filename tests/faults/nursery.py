@@ -17,5 +17,6 @@ torch.set_num_threads(1)
 sys.modules["torch.utils.tensorboard"] = NO_TENSORBOARD  # type: ignore[assignment]
 logging.getLogger("lgq").setLevel(logging.ERROR)
 with tempfile.TemporaryDirectory() as _folder:
-    train(replace(TINY, loop=LoopSettings(steps=1)), paint_photos(Path(_folder)), Path(_folder, "run"))
+    _photos = paint_photos(Path(_folder, "photos"))
+    train(replace(TINY, loop=LoopSettings(steps=1)), _photos, Path(_folder, "run"))
 logging.getLogger("lgq").setLevel(logging.NOTSET)

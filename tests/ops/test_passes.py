@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import require_c_compiler
 
 from lgq.errors import LGQError
 from lgq.ops import passes
@@ -25,11 +24,6 @@ def fresh_start(monkeypatch):
     yield
     for function in (passes.native_obstacle, passes._compiled):
         function.cache_clear()
-
-
-@pytest.fixture
-def compiler():
-    require_c_compiler()
 
 
 def run(n, k, scores, kind):

@@ -51,7 +51,6 @@ def test_a_tokenizer_without_a_quantizer_is_saved_and_loaded_and_is_no_method(tm
 
 
 def test_training_without_a_quantizer_says_nothing_about_the_use_of_codes(tmp_path, capfd):
-    (tmp_path / "photos").mkdir()
     photos, run = paint_photos(tmp_path / "photos"), replace(TINY, quantizer=CONTINUOUS, codebook_size=1)
     train(run, photos, tmp_path / "run")
     validations = [line["values"] for line in read_records(tmp_path / "run") if line["split"] == "validation"]

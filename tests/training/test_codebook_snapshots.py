@@ -12,7 +12,6 @@ from lgq.training.run_directory import read_codebooks, save_codebook
 
 
 def test_a_training_keeps_counts_and_codes_of_each_validation(tmp_path):
-    (tmp_path / "photos").mkdir()
     train(TINY, paint_photos(tmp_path / "photos"), tmp_path / "run")
     snapshots = read_codebooks(tmp_path / "run")
     assert [snapshot.step for snapshot in snapshots] == [3, 6]
@@ -26,7 +25,6 @@ def test_a_training_keeps_counts_and_codes_of_each_validation(tmp_path):
 
 @pytest.mark.parametrize(("quantizer", "stages", "learned"), [("lgq", 2, True), ("fsq", 1, False)])
 def test_stages_have_codes_of_their_own_and_a_fixed_grid_has_none(tmp_path, quantizer, stages, learned):
-    (tmp_path / "photos").mkdir()
     run = replace(TINY, quantizer=quantizer, stages=stages)
     train(run, paint_photos(tmp_path / "photos"), tmp_path / "run")
     last = read_codebooks(tmp_path / "run")[-1]
@@ -35,7 +33,6 @@ def test_stages_have_codes_of_their_own_and_a_fixed_grid_has_none(tmp_path, quan
 
 
 def test_scales_have_counts_of_their_own_and_share_their_codes(tmp_path):
-    (tmp_path / "photos").mkdir()
     train(replace(TINY, scales=(1, 2, 3)), paint_photos(tmp_path / "photos"), tmp_path / "run")
     last = read_codebooks(tmp_path / "run")[-1]
     assert last.counts.sum(1).tolist() == [3 * side**2 for side in (2, 4, 6)]
