@@ -34,6 +34,7 @@ from .quantizers import Residual as Residual
 from .quantizers import ResidualFSQ as ResidualFSQ
 from .quantizers import RotVQ as RotVQ
 from .quantizers import SimVQ as SimVQ
+from .quantizers import WassersteinVQ as WassersteinVQ
 from .quantizers import build_quantizer as build_quantizer
 from .quantizers import register as register
 from .reporting.page import report as report

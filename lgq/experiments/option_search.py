@@ -27,6 +27,7 @@ def search_grid(quantizer: str, codebook_size: int) -> list[dict[str, Any]]:
         "vq": [{"decay": 0.8}, {"commitment_weight": 1.0}, revival],
         "rotvq": [{"decay": 0.99}, {"commitment_weight": 0.25}, revival],
         "diveq": [{"restart_below": 0.5}, {"init": "kmeans"}, revival],
+        "wasserstein": [{"matching_weight": weight} for weight in (0.1, 2.0, 10.0)],
         "bsq": [{"entropy_weight": weight} for weight in (0.03, 0.3, 1.0)],
         "fsq": [{"levels": _levels(codebook_size, bits)} for bits in (1, 2, 4)],
     }

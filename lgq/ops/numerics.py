@@ -85,26 +85,32 @@ def entropy(p: Float[Tensor, " k"], *, offset: float = 0.0) -> Float[Tensor, ""]
 def gaussian_distance(a: Float[Tensor, "n c"], b: Float[Tensor, "m c"]) -> Float[Tensor, ""]:
     """Wasserstein-2 distance between the Gaussians with the means and covariances of two sets of vectors.
 
-    sqrt(|m_a - m_b|^2 + tr(A) + tr(B) - 2 tr((A^1/2 B A^1/2)^1/2)); the last trace is the sum of the singular
-    values of L_a^T L_b for the Cholesky factors of A and B. 0 for sets of fewer than two vectors.
+    sqrt(|m_a - m_b|^2 + tr(A) + tr(B) - 2 tr((A^1/2 B A^1/2)^1/2)), with gradients for `b` alone, also where
+    a set has fewer vectors than channels. 0 for sets of fewer than two vectors.
     """
-    if a.shape[0] < 2 or b.shape[0] < 2:
-        return (a.sum() + b.sum()) * 0
-    means, covariances, factors = zip(*(_moments(x) for x in (a, b)), strict=True)
-    cross = torch.linalg.svdvals(factors[0].T @ factors[1]).sum()
-    traces = covariances[0].trace() + covariances[1].trace()
-    squared = (means[0] - means[1]).square().sum() + traces - 2 * cross
-    return squared.clamp_min(torch.finfo(squared.dtype).eps).sqrt()
+    (mean, covariance), (other_mean, other_covariance) = _moments(a.detach()), _moments(b)
+    values, vectors = torch.linalg.eigh(covariance)
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    # What is rounding error has no root, and no gradient.
+    squares = torch.linalg.eigvalsh(root @ other_covariance @ root)
+    eps = torch.finfo(squares.dtype).eps
+    least = squares.detach().amax() * len(squares) * eps + torch.finfo(squares.dtype).tiny
+    cross = torch.where(squares > least, squares.clamp_min(least).sqrt(), 0).sum()
+    squared = (mean - other_mean).square().sum() + covariance.trace() + other_covariance.trace() - 2 * cross
+    # Counted by a tensor: the compiler does not know how many vectors a mask keeps.
+    return torch.where(torch.minimum(_count(a), _count(b)) > 1, squared.clamp_min(eps).sqrt(), 0)
 
 
-def _moments(x: Float[Tensor, "n c"]) -> tuple[Tensor, Tensor, Tensor]:
-    centre = x.mean(0)
-    covariance = (x - centre).T @ (x - centre) / (x.shape[0] - 1)
-    # Fewer vectors than channels have a singular covariance, whose factor needs a little more.
-    ridge = torch.eye(len(covariance), dtype=x.dtype, device=x.device) * (
-        covariance.detach().diagonal().mean() * torch.finfo(x.dtype).eps * 10 + torch.finfo(x.dtype).tiny
-    )
-    return centre, covariance, torch.linalg.cholesky(covariance + ridge)
+def _moments(x: Float[Tensor, "n c"]) -> tuple[Tensor, Tensor]:
+    """Return the mean and the covariance; zeros where they do not exist."""
+    count = _count(x)
+    mean = x.sum(0) / count.clamp_min(1)
+    centred = x - mean
+    return mean, centred.T @ centred / (count - 1).clamp_min(1)
+
+
+def _count(x: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
+    return x.new_ones(x.shape[0]).sum()
 
 
 def row_tiles(rows: int, columns: int) -> Iterator[slice]:

@@ -41,6 +41,7 @@ _BUILT_IN = {
     "vq": Style("#919191", "#6a737c", "X"),
     "bsq": Style("#2a15f9", "#aabace", "h"),
     "diveq": Style("#480059", "#9148a8", "<"),
+    "wasserstein": Style("#883366", "#dd7700", ">"),
 }
 _MARKERS = (*(style.marker for style in _BUILT_IN.values()), "*")
 _DASHES = ((6, 3), (2, 2), (8, 3, 2, 3))

@@ -21,11 +21,11 @@ from lgq.quantizers.lgq import LGQ
 from lgq.quantizers.plugins import import_plugin, load_installed
 from lgq.quantizers.quantized import Quantized
 from lgq.quantizers.simvq import ProjectedVQ, SimVQ
-from lgq.quantizers.vq import VQ, DiVeQ, RotVQ
+from lgq.quantizers.vq import VQ, DiVeQ, RotVQ, WassersteinVQ
 
 __all__ = [
     "BSQ", "CONTINUOUS", "FSQ", "IBQ", "LFQ", "LGQ", "QUANTIZERS", "VQ", "DiVeQ", "Grouped", "MultiScale",
-    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "ResidualFSQ", "RotVQ", "SimVQ",
+    "ProjectedVQ", "Quantized", "Quantizer", "Residual", "ResidualFSQ", "RotVQ", "SimVQ", "WassersteinVQ",
     "build_quantizer", "foreign_quantizers", "import_plugin", "register", "require_quantizer",
 ]  # fmt: skip
 
@@ -73,7 +73,16 @@ class Registry(MutableMapping[str, type[Quantizer]]):
 
 
 QUANTIZERS = Registry(
-    lgq=LGQ, ibq=IBQ, vq=VQ, rotvq=RotVQ, fsq=FSQ, lfq=LFQ, simvq=SimVQ, bsq=BSQ, diveq=DiVeQ
+    lgq=LGQ,
+    ibq=IBQ,
+    vq=VQ,
+    rotvq=RotVQ,
+    fsq=FSQ,
+    lfq=LFQ,
+    simvq=SimVQ,
+    bsq=BSQ,
+    diveq=DiVeQ,
+    wasserstein=WassersteinVQ,
 )
 """Quantizer classes by name: the only list, for runs, experiments and benchmarks alike."""
 

@@ -1,7 +1,7 @@
-"""Vector quantization (van den Oord et al. 2017) with running means or gradients, and as RotVQ and DiVeQ.
+"""Vector quantization (van den Oord et al. 2017) with running means or gradients, and its named forms.
 
-RotVQ has the rotation trick (Fifty et al. 2024), DiVeQ the step of Vali et al. (2025); the matching of
-distributions is that of Wasserstein VQ (Fang et al. 2025).
+RotVQ has the rotation trick (Fifty et al. 2024), DiVeQ the step of Vali et al. (2025), Wasserstein VQ the
+matching of distributions of Fang et al. (2025).
 
 n = vectors, k = codes, c = channels.
 """
@@ -124,7 +124,7 @@ class VQ(DataInitQuantizer):
     def dense_forward(self, z: Float[Tensor, "n c"]) -> Quantized:
         def search(z: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
             indices = squared_distances(z, codebook).argmin(1)
-            return indices, codebook[indices]
+            return indices, codebook[indices].detach()
 
         return self._quantize(z, search)
 
@@ -237,3 +237,10 @@ class DiVeQ(VQ):
     __init__ = partialmethod(
         VQ.__init__, gradient="step", learning="gradient", commitment_weight=0.0, codebook_weight=0.0
     )
+
+
+class WassersteinVQ(VQ):
+    """VQ whose codes are drawn to the distribution of the latents, in the weights of its released code."""
+
+    label = "Wasserstein VQ"
+    __init__ = partialmethod(VQ.__init__, learning="gradient", commitment_weight=0.1, matching_weight=0.5)

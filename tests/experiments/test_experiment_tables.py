@@ -103,7 +103,7 @@ def test_initial_networks_and_sample_streams_are_the_same_over_quantizers(images
             batches += training.batch_names
         # After training, in which quantizers may draw any number of random numbers.
         seen.append((start, batches, training._next_images()))
-    assert len(seen) == 16
+    assert len(seen) == 17
     for start, batches, crops in seen[1:]:
         assert torch.equal(start, seen[0][0])
         assert batches == seen[0][1]
@@ -181,7 +181,9 @@ def test_the_best_options_are_those_of_the_lowest_loss_of_a_finished_search(imag
     results.write_plan(planned.plan)
     for number, (row, task) in enumerate(planned.rows.items()):
         if number == len(planned.rows) - 1:
-            with pytest.raises(ResultsError, match="1 rows of the search to do, such as diveq-k16384-3"):
+            with pytest.raises(
+                ResultsError, match="1 rows of the search to do, such as wasserstein-k16384-3"
+            ):
                 choose_options(results)
         strength = task.run.quantizer_options.get("peak_weight", 0.005)
         config = task.settings()

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lgq import BSQ, FSQ, IBQ, LGQ, VQ, DiVeQ, Grouped, MultiScale, ProjectedVQ, Residual, SimVQ
+from lgq import (
+    BSQ,
+    FSQ,
+    IBQ,
+    LGQ,
+    VQ,
+    DiVeQ,
+    Grouped,
+    MultiScale,
+    ProjectedVQ,
+    Residual,
+    SimVQ,
+    WassersteinVQ,
+)
 from lgq.errors import LGQError, LGQWarning
 from lgq.ops.numerics import gaussian_distance
 from lgq.ops.search import nearest_codes, sample_codes
@@ -126,7 +140,11 @@ def test_the_distance_of_gaussians_is_the_closed_form(vectors):
     )
     assert gaussian_distance(a, b).item() == pytest.approx(squared**0.5, abs=1e-6)
     assert gaussian_distance(a, a).item() < 1e-3
-    assert gaussian_distance(a[:1], b) == 0
+    for few in (a[:1], a[:0]):
+        distance = gaussian_distance(few, b.requires_grad_())
+        (gradient,) = torch.autograd.grad(distance, b)
+        assert distance == 0
+        assert not gradient.any()
 
 
 @pytest.mark.filterwarnings("ignore:the latents of")  # of latents that the test chose
@@ -140,6 +158,21 @@ def test_matching_moves_codes_that_no_vector_chose():
     assert not pulled.any()  # as published, latents are constants in the distance
     (gradient,) = torch.autograd.grad(out.loss, q.codebook)
     assert (gradient.abs().sum(1) > 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:the latents of")  # of latents that the test chose
+def test_wasserstein_vq_brings_the_codes_to_latents_that_are_far_away():
+    z, used = torch.randn(512, DIM) * 0.5 + 4, {}
+    for make in (WassersteinVQ, partial(VQ, learning="gradient", commitment_weight=0.1)):
+        q = make(DIM, SIZE, seed=0)
+        optimizer = torch.optim.AdamW(q.parameters(), lr=0.02)
+        for _ in range(200):
+            optimizer.zero_grad()
+            q(z).loss.backward()
+            optimizer.step()
+        used[make] = q(z).indices.unique().numel()
+    assert used[WassersteinVQ] >= SIZE - 2
+    assert min(used.values()) == 1
 
 
 # --- VQGAN-LC ------------------------------------------------------------------------------------------
