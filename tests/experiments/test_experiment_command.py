@@ -10,6 +10,7 @@ from tiny_experiments import cheap_networks
 from lgq.cli import main
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome
+from lgq.quantizers import QUANTIZERS
 
 
 def command(name, images, out, *options):
@@ -53,7 +54,8 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
     before = sorted((out / "one").rglob("*"))
     run("comparison", images, out / "one", "--dry-run", "--steps", "2", "--seeds", "2", "--shard", "0/2")
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 of 11 rows are finished; training the others takes about" in printed
+    rows = 2 + len(QUANTIZERS)  # half of two seeds, and two autoencoders
+    assert f"2 of {rows} rows are finished; training the others takes about" in printed
     assert "first its autoencoder, seed 0 finished 2" in printed
     assert "first its autoencoder, seed 1 to do 2" in printed
     assert re.search(r"FSQ, seed 0 finished 2 8,949 -", printed)

@@ -21,6 +21,7 @@ from lgq.experiments.scales import named_scale
 from lgq.experiments.tables import EXPERIMENTS
 from lgq.files import directory_lock
 from lgq.metrics.features import FeatureSample
+from lgq.quantizers import QUANTIZERS
 from lgq.results import ResultsError
 from lgq.tokenizer import load_tokenizer
 from lgq.training.loop import INTERRUPTED
@@ -186,7 +187,7 @@ def test_more_seeds_are_more_rows_of_the_same_table_and_show_the_images_that_wer
     expected = next(ImageLoader(shown, LoaderSettings(image_size=16, batch_size=8)).one_pass()).images
     assert ResultsDirectory(out).originals.read_bytes() == strip_png(expected)
     plan = ResultsDirectory(out).plans()["comparison"]
-    assert [row.seed for row in plan.rows] == [0, 1] * 9
+    assert [row.seed for row in plan.rows] == [0, 1] * len(QUANTIZERS)
     records = tokenizer_records(out)
     assert sorted(record["seed"] for record in records) == [0, 1]
     assert len({record["fingerprint"] for record in records}) == 2
@@ -269,7 +270,8 @@ def test_another_protocol_in_one_directory_is_refused(images, out):
 
 
 def test_rows_are_chosen_by_label_group_or_name_and_a_cost_has_no_seeds(images, out):
-    for only, rows in ((["fsq"], 2), (["K = 64"], 2), (["lgq-k8", "SimVQ"], 3), ([], 21)):
+    everything = 2 * len(QUANTIZERS) + 3  # two sizes of each; LGQ and IBQ have more
+    for only, rows in ((["fsq"], 2), (["K = 64"], 2), (["lgq-k8", "SimVQ"], 3), ([], everything)):
         assert run_tiny("cost", images, out, only=only, seeds=3).rows == rows
     record = next(iter(ResultsDirectory(out).records().values()))
     assert record["metrics"] == {"ms": 2.0, "extra_bytes": 64}
