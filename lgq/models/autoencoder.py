@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lgq.checks import require_at_least, require_at_most, require_images, require_one_of
 from lgq.errors import LGQError
+from lgq.ops.numerics import attend
 
 Norm = Literal["group", "layer"]
 
@@ -275,7 +276,7 @@ class SelfAttention(nn.Module):
         tokens = self.norm(x).flatten(2).transpose(1, 2)
         split = self.query_key_value(tokens).unflatten(-1, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        mixed = attend(query, key, value).transpose(1, 2).flatten(2)
         change: Tensor = self.out(mixed).transpose(1, 2).unflatten(2, x.shape[2:])
         return change
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lgq.checks import require_at_least, require_at_most
 from lgq.errors import LGQError
+from lgq.ops.numerics import attend
 
 _INIT_STD = 0.02
 _MAX_LAYERS = 1_000  # so that no settings file can ask for an endless network
@@ -119,7 +120,7 @@ class _Attention(nn.Module):
         parts = self.queries_keys_values(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         queries, keys, values = parts.unbind()
-        mixed = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout)
+        mixed = attend(queries, keys, values, dropout=dropout)
         output: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return output
 

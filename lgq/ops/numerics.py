@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -56,6 +57,22 @@ def full_float32(x: Tensor) -> Iterator[None]:
                 matmul.fp32_precision = "none"  # which follows `torch.backends.fp32_precision`
                 if matmul.fp32_precision != fp32_precision:
                     matmul.fp32_precision = fp32_precision
+
+
+def attend(
+    query: Float[Tensor, "b h n c"],
+    key: Float[Tensor, "b h n c"],
+    value: Float[Tensor, "b h n c"],
+    *,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h n c"]:
+    """Attention of every position to every position, for h heads; on a CPU in float32 at least."""
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    # torch's backward pass in bf16 takes six times as long on a CPU as the one in float32.
+    with outside_autocast(query):
+        q, k, v = (at_least_float32(part) for part in (query, key, value))
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).to(query.dtype)
 
 
 def min_log_weight(dtype: torch.dtype) -> float:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lgq.models.autoencoder import Backbone, ChannelNorm, Decoder, Encoder, SelfAttention
+from lgq.ops.numerics import attend
 
 
 def parameters(backbone: Backbone) -> tuple[int, int]:
@@ -155,6 +156,21 @@ def test_attention_equals_the_plain_formula():
     expected = attention.out(torch.cat(mixed, -1)).transpose(1, 2).reshape(2, 16, 3, 5)
     with sdpa_kernel(SDPBackend.MATH):
         torch.testing.assert_close(attention(x), expected)
+
+
+def test_attention_on_a_cpu_is_computed_in_float32_under_autocast_too():
+    parts = [torch.randn(2, 3, 5, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    exact = [part.detach().float().requires_grad_() for part in parts]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attend(*parts)
+    expected = F.scaled_dot_product_attention(*exact)
+    assert mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed, expected.bfloat16(), rtol=0, atol=0)
+    gradient = torch.randn(2, 3, 5, 8).bfloat16()
+    mixed.backward(gradient)
+    expected.backward(gradient.float())
+    for part, own in zip(parts, exact, strict=True):
+        torch.testing.assert_close(part.grad, own.grad.bfloat16(), rtol=0, atol=0)
 
 
 def test_checkpointing_gives_identical_gradients_and_keeps_less_in_training_only():
