@@ -188,6 +188,14 @@ def test_ctrl_c_says_whether_the_command_continues(monkeypatch, capsys, tmp_path
         assert ("the same command continues" in capsys.readouterr().err) == (code == 75)
 
 
+@pytest.mark.parametrize("module", ["lgq", "lgq.cli"])
+def test_modules_run_as_the_command(module):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("lgq ")
+
+
 def test_an_output_that_is_closed_early_is_no_error(tmp_path):
     command = f"{sys.executable} -m lgq weights status | true; exit ${{PIPESTATUS[0]}}"
     environment = os.environ | {"LGQ_CACHE": str(tmp_path)}

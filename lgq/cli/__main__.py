@@ -1,0 +1,3 @@
+from lgq.cli import main
+
+main()
