@@ -169,11 +169,11 @@ def gradients_in_tiles(
         reference = best_code_gradient(scores.codes, indices, log_sum, g, grad_purity, u)
         if grad_entropy is not None:
             reference = reference + grad_entropy * log_sum
-        # One product writes log2 p and dL/dp: what is added per code or per vector are further channels.
+        # One product writes log-weights and dL/dp: what is added per code or per vector are further channels.
         right = torch.cat([scores.codes, torch.stack([scores.bias, torch.ones_like(u), u], 1)], 1)
         scores.codes = right[:, : scores.codes.shape[1]]  # frees the other copy
-        shift, zero = peak * scale + log_sum * LOG2_E, torch.zeros_like(peak)
-        for_p = torch.stack([scale.expand(n), -shift, zero], 1)
+        zero = torch.zeros_like(peak)
+        for_p = torch.stack([scale.expand(n), -peak * scale, zero], 1)
         for_dp = torch.stack([zero, -reference, zero + 1], 1)
         dz = inputs.new_empty(z.shape)
         dcodes = scores.codes.new_zeros(codes.shape if codes_learn else 0)
@@ -184,11 +184,11 @@ def gradients_in_tiles(
             else:
                 left = torch.cat([left, torch.cat([g[tile], for_dp[tile]], 1)])
             torch.mm(left, right.T, out=both.flatten(0, 1)[: len(left), :k])
-            log_p, dp = both
+            log_weights, dp = both
             of_purity, of_entropy = (
                 grad if grad is None else grad[tile] for grad in (grad_purity, grad_entropy)
             )
-            passes.differentiate(log_p, dp, indices[tile], of_purity, of_entropy)
+            passes.differentiate(log_weights, dp, indices[tile], log_sum[tile], of_purity, of_entropy)
             ds = dp[:, :k]
             torch.mm(ds, scores.codes, out=dz[tile])
             if codes_learn and g is not None and codebook_gradient != "hard":

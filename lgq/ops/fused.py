@@ -216,7 +216,7 @@ def assign_fused(
     entropy = log_sum - ((products + shift * sums) * factor).sum(0) / total
     chunk, parts = problem.chunks("vectors")
     totals = problem.empty(parts, k)
-    inputs = (problem.bias, inverse, peak, log_sum)
+    inputs = (problem.bias, inverse, peak, log_sum, indices)
     problem.over_vectors("usage", chunk, parts, *inputs, totals, FLOOR=problem.floor)
     return codes[indices].to(z.dtype), indices, purity, entropy, totals.sum(0) / n, peak, log_sum
 

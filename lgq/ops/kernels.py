@@ -151,7 +151,7 @@ def scan(
 
 @triton.jit(do_not_specialize=_PER_LAUNCH)
 def usage(
-    x, y, bias, inverse_tau, peak, log_sum, totals, n, k, chunk,
+    x, y, bias, inverse_tau, peak, log_sum, indices, totals, n, k, chunk,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr, FLOOR: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +170,11 @@ def usage(
         # Infinity gives rows beyond the vectors no weight.
         row_log_sum = tl.load(log_sum + row, mask=row < n, other=float("inf"))
         w = tl.maximum((r + y_bias[:, None] - row_peak[None, :]) * inverse, FLOOR)
-        total += tl.sum(tl.exp(w - row_log_sum[None, :]), 1)
+        index = tl.load(indices + row, mask=row < n, other=0).to(tl.int32)
+        is_best = column[:, None] == index[None, :]
+        # The weight of the best code is 1 by definition: products of swapped operands round otherwise.
+        p = tl.where(is_best, tl.exp(-row_log_sum)[None, :], tl.exp(w - row_log_sum[None, :]))
+        total += tl.sum(p, 1)
     tl.store(totals + part * k + column, total, mask=column < k)
 
 
@@ -260,7 +264,9 @@ def to_codes(
         row_inner = tl.load(inner + row, mask=row < n, other=0.0)
         index = tl.load(indices + row, mask=row < n, other=0).to(tl.int32)
         w = tl.maximum((r + y_bias[:, None] - row_peak[None, :]) * inverse, FLOOR)
-        p = tl.exp(w - row_log_sum[None, :])
+        # As in `usage`.
+        is_best = column[:, None] == index[None, :]
+        p = tl.where(is_best, tl.exp(-row_log_sum)[None, :], tl.exp(w - row_log_sum[None, :]))
         dp = -row_reference[None, :]
         if OUTPUT:
             g1, g2 = _load_two(g + at_x, n * C, (row < n)[:, None], SPLIT)
@@ -271,7 +277,7 @@ def to_codes(
             dp += 2 * tl.load(grad_purity + row, mask=row < n, other=0.0)[None, :] * p
         if ENTROPY:
             dp -= tl.load(grad_entropy + row, mask=row < n, other=0.0)[None, :] * w
-        ds = p * (tl.where(column[:, None] == index[None, :], 0.0, dp) - row_inner[None, :])
+        ds = p * (tl.where(is_best, 0.0, dp) - row_inner[None, :])
         db += tl.sum(ds, 1)
         dy = _add_weighted(dy, ds * inverse, x1, x2, TYPE, SPLIT)
         if OUTPUT and SOFT:

@@ -81,13 +81,15 @@ void weigh(real *scores, int64_t rows, int64_t k, int64_t stride, int threads, r
     }
 }
 
-static inline double weigh_gradient(real *p, real *dp, int64_t from, int64_t to, real lowest, real of_p, real of_log) {
+static inline double weigh_gradient(real *p, real *dp, int64_t from, int64_t to, real shift, real lowest, real of_p,
+                                    real of_log) {
     double total = 0;
     for (int64_t start = from; start < to; start += RUN) {
         real sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = start; j < end_of_run(start, to); j++) {
-            real x = p[j] < lowest ? lowest : p[j], e = power_of_two(x), d = (dp[j] + of_log * x + of_p * e) * e;
+            real x = p[j] - shift < lowest ? lowest : p[j] - shift, e = power_of_two(x);
+            real d = (dp[j] + of_log * x + of_p * e) * e;
             p[j] = e;
             dp[j] = d;
             sum += d;
@@ -97,18 +99,19 @@ static inline double weigh_gradient(real *p, real *dp, int64_t from, int64_t to,
     return total;
 }
 
-void differentiate(real *log_p, real *dp, int64_t rows, int64_t k, int64_t stride, int threads, real *sums,
-                   real lowest, const int64_t *best, const real *of_p, const real *of_log) {
+void differentiate(real *log_weights, real *dp, int64_t rows, int64_t k, int64_t stride, int threads, real *sums,
+                   real lowest, const int64_t *best, const real *log_sum, const real *of_p, const real *of_log) {
 #pragma omp parallel num_threads(threads)
     {
         real *columns = sums + omp_get_thread_num() * k;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) {
-            real *p = log_p + i * stride, *d = dp + i * stride;
+            real *p = log_weights + i * stride, *d = dp + i * stride;
             int64_t b = best[i];
-            real total = weigh_gradient(p, d, 0, b, lowest, of_p[i], of_log[i]) +
-                         weigh_gradient(p, d, b + 1, k, lowest, of_p[i], of_log[i]);
-            p[b] = power_of_two(p[b] < lowest ? lowest : p[b]);
+            real log_best = -log_sum[i] / TAYLOR[1], shift = p[b] - log_best;
+            real total = weigh_gradient(p, d, 0, b, shift, lowest, of_p[i], of_log[i]) +
+                         weigh_gradient(p, d, b + 1, k, shift, lowest, of_p[i], of_log[i]);
+            p[b] = power_of_two(log_best < lowest ? lowest : log_best);
             d[b] = 0;
 #pragma omp simd
             for (int64_t j = 0; j < k; j++) {

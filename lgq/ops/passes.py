@@ -85,15 +85,22 @@ class TorchPasses:
 
     def differentiate(
         self,
-        log_p: Float[Tensor, "t w"],
+        log_weights: Float[Tensor, "t w"],
         dp: Float[Tensor, "t w"],
         indices: Int[Tensor, " t"],
+        log_sum: Float[Tensor, " t"],
         grad_purity: Float[Tensor, " t"] | None,
         grad_entropy: Float[Tensor, " t"] | None,
     ) -> None:
-        """Turn log2 p and dL/dp of the linear outputs into p and dL/d log-weights, in place."""
+        """Turn log2-weights and dL/dp of the linear outputs into p and dL/d log-weights, in place.
+
+        The weight of the best code is 1 by definition. Large scores, computed again, differ from those of the
+        forward pass by more than their differences may be, so the weights count from it.
+        """
         for block in self._blocks_in_cache(dp):
-            p, ds = log_p[block, : self.k].clamp_(min=self.lowest), dp[block, : self.k]
+            p, ds = log_weights[block, : self.k], dp[block, : self.k]
+            best = p.gather(1, indices[block, None])
+            p.sub_(best + LOG2_E * log_sum[block, None]).clamp_(min=self.lowest)
             if grad_entropy is not None:
                 ds.addcmul_(p, (grad_entropy[block] / -LOG2_E)[:, None])
             p.exp2_()
@@ -120,9 +127,10 @@ class NativePasses(TorchPasses):
 
     def differentiate(
         self,
-        log_p: Float[Tensor, "t w"],
+        log_weights: Float[Tensor, "t w"],
         dp: Float[Tensor, "t w"],
         indices: Int[Tensor, " t"],
+        log_sum: Float[Tensor, " t"],
         grad_purity: Float[Tensor, " t"] | None,
         grad_entropy: Float[Tensor, " t"] | None,
     ) -> None:
@@ -130,7 +138,7 @@ class NativePasses(TorchPasses):
         of_p = none if grad_purity is None else (2 * grad_purity).contiguous()
         of_log = none if grad_entropy is None else (grad_entropy / -LOG2_E).contiguous()
         shape = (len(dp), self.k, dp.stride(0), len(self.sums))
-        _call("differentiate", log_p, dp, *shape, self.sums, self.lowest, indices, of_p, of_log)
+        _call("differentiate", log_weights, dp, *shape, self.sums, self.lowest, indices, log_sum, of_p, of_log)
 
 
 def passes_for(n: int, k: int, like: Tensor) -> TorchPasses:
@@ -196,7 +204,7 @@ def _compiled(dtype: torch.dtype) -> ctypes.CDLL:
     address, count, real = ctypes.c_void_p, ctypes.c_int64, _REALS[dtype]
     shape = [count, count, count, ctypes.c_int, address, real]
     loaded.weigh.argtypes = [address, *shape, real, ctypes.c_double, *[address] * 5]
-    loaded.differentiate.argtypes = [address, address, *shape, *[address] * 3]
+    loaded.differentiate.argtypes = [address, address, *shape, *[address] * 4]
     return loaded
 
 
@@ -210,16 +218,16 @@ def _disagreement(dtype: torch.dtype) -> float:
     """Return the largest difference between both on a small problem, relative to each result's largest."""
     n, k = 5, 700
     generator = torch.Generator().manual_seed(0)
-    scores, log_p, dp = (torch.randn(n, 768, generator=generator, dtype=dtype) for _ in range(3))
+    first, again, dp = (torch.randn(n, 768, generator=generator, dtype=dtype) for _ in range(3))
     grads = torch.randn(2, n, generator=generator, dtype=dtype)
     results = []
     for make in (TorchPasses, NativePasses):
-        s, p, d = scores.clone(), log_p.clone(), dp.clone()
+        s, p, d = first.clone(), again.clone(), dp.clone()
         s[:, k:] = -torch.inf
-        weigh, differentiate = make(n, k, scores), make(n, k, scores)
+        weigh, differentiate = make(n, k, first), make(n, k, first)
         weighed = Weighed(*(torch.zeros(n, dtype=torch.int64 if i == 1 else dtype) for i in range(5)))
-        weigh.weigh(s, scores.new_tensor(3.0), weighed)
-        differentiate.differentiate(p, d, weighed.indices, *grads)
+        weigh.weigh(s, first.new_tensor(3.0), weighed)
+        differentiate.differentiate(p, d, weighed.indices, weighed.log_sum, *grads)
         results.append([*weighed, p[:, :k], d[:, :k], weigh.column_sums(), differentiate.column_sums()])
     pairs = zip(*results, strict=True)
     return max(float((ours - plain).abs().max() / plain.abs().max()) for plain, ours in pairs)

@@ -48,6 +48,23 @@ def dense_assignment(z, codes, tau, *, score="l2", codebook_gradient="soft"):
 
 
 @pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("size", [30.0, 1000.0])
+def test_large_scores_keep_the_precision_of_gradients(score, size):
+    """Recomputed scores of 1e6 are off by more than the differences that the weights depend on."""
+    generator = torch.Generator().manual_seed(0)
+    codes = size * torch.randn(60, 40, generator=generator)
+    near = codes[torch.arange(90) % 60] + 0.3 * torch.randn(90, 40, generator=generator)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        z, e = (part.detach().to(dtype).requires_grad_() for part in (near, codes))
+        results.append(values_and_gradients(soft_assignment, z, e, 0.5, score=score))
+    (values, (dz, de)), (exact, (exact_dz, exact_de)) = results
+    torch.testing.assert_close(values, exact, rtol=1e-5, atol=1e-5, check_dtype=False)
+    assert torch.dist(de.double(), exact_de) < 1e-4 * exact_de.norm()
+    assert torch.dist(dz.double(), exact_dz) < 1e-4 * exact_de.norm()
+
+
+@pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_formulas_of_exported_programs_equal_the_operator(score, route):
     z, codes = problem(37, 300)

@@ -29,11 +29,13 @@ def fresh_start(monkeypatch):
 def run(n, k, scores, kind):
     """Both passes of a tile by one of the classes."""
     weigh, differentiate = kind(n, k, scores), kind(n, k, scores)
-    s, p, d = (part.clone() for part in (scores, -scores.abs(), scores.flip(0)))
+    s, d = scores.clone(), scores.flip(0).clone()
     of_rows = [scores.new_zeros(n) for _ in range(5)]
     of_rows[1] = of_rows[1].long()
     weigh.weigh(s, scores.new_tensor(1.5), Weighed(*of_rows))
-    differentiate.differentiate(p, d, of_rows[1], scores[:, 0].abs(), scores[:, 1 % k].abs())
+    peak, indices, log_sum, *_ = of_rows
+    p = 1.5 * (scores - peak[:, None]) + 0.1  # as if rounded otherwise than by the first pass
+    differentiate.differentiate(p, d, indices, log_sum, scores[:, 0].abs(), scores[:, 1 % k].abs())
     return [*of_rows, p[:, :k], d[:, :k], weigh.column_sums(), differentiate.column_sums()]
 
 
