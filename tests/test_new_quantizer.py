@@ -1,6 +1,7 @@
 """A new quantizer is one class and one line: the toy of this file passes the laws, trains, and has rows."""
 
 import importlib.util
+import warnings
 from inspect import signature
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from quantizer_family import DIM, SIZE
 from torch import Tensor, nn
 
 from lgq.cli import main
+from lgq.errors import LGQError, LGQWarning
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import experiment
 from lgq.ops.gradients import straight_through
@@ -117,3 +119,41 @@ def test_it_is_a_row_of_tables_a_line_of_the_report_and_measured(photos, tmp_pat
     assert [row["implementation"] for row in dense] == ["dense"]
     report(tmp_path / "results", tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("Toy") >= 2
+
+
+class Sloppy(Toy):
+    """A toy that chooses codes by a rule of its own, and whose first result may lack what one must have."""
+
+    def __init__(self, *arguments, broken: str = "", **options):
+        super().__init__(*arguments, **options)
+        self.broken = broken
+
+    def quantize_vectors(self, z):
+        result = self._quantize(z, torch.cdist(z, self.codebook, p=1).argmin(1))
+        indices = result.indices[:, None] if self.broken == "indices" else result.indices
+        loss = result.loss.expand(3) if self.broken == "loss" else result.loss
+        return Quantized(result.quantized, indices, loss, result.terms)
+
+
+def test_a_rule_of_its_own_that_encode_does_not_know_is_warned_of_once():
+    q, z = Sloppy(DIM, 256, seed=0), torch.randn(300, DIM)
+    with pytest.warns(
+        LGQWarning, match=r"Sloppy chose other codes than its `select` for \d+% of the vectors"
+    ):
+        q(z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q(z)
+        Toy(DIM, 256, seed=0)(z)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("indices", r"must return indices of shape \(300,\) in int64, got \(300, 1\) in torch.int64"),
+        ("loss", r"must return a loss of shape \(\), got \(3,\)"),
+    ],
+)
+def test_a_result_that_breaks_the_contract_is_refused_with_the_rule(broken, message):
+    with pytest.raises(LGQError, match=message):
+        Sloppy(DIM, 256, seed=0, broken=broken)(torch.randn(300, DIM))

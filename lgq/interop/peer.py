@@ -299,12 +299,17 @@ def _linear(module: nn.Module) -> nn.Linear | None:
 
 
 def _copy(to: Any, linear: nn.Linear | None, reverse: int | None = None) -> None:
-    """Copy a linear layer, or an identity; reverse the order of its outputs (0) or inputs (1) if asked."""
+    """Copy a linear layer, or an identity; what is not there does not learn here.
+
+    reverse: 0 reverses the order of its outputs, 1 that of its inputs.
+    """
     weight: Tensor = torch.eye(len(to.weight)) if linear is None else linear.weight
     bias = linear.bias if linear is not None and linear.bias is not None else torch.zeros(len(weight))
     to.weight.copy_(weight if reverse is None else weight.flip(reverse))
+    to.weight.requires_grad_(linear is not None)
     if to.bias is not None:
         to.bias.copy_(bias.flip(0) if reverse == 0 else bias)
+        to.bias.requires_grad_(linear is not None and linear.bias is not None)
 
 
 def _refuse(module: nn.Module, **options: Any) -> None:

@@ -138,7 +138,8 @@ class NativePasses(TorchPasses):
         of_p = none if grad_purity is None else (2 * grad_purity).contiguous()
         of_log = none if grad_entropy is None else (grad_entropy / -LOG2_E).contiguous()
         shape = (len(dp), self.k, dp.stride(0), len(self.sums))
-        _call("differentiate", log_weights, dp, *shape, self.sums, self.lowest, indices, log_sum, of_p, of_log)
+        of_rows = (indices, log_sum, of_p, of_log)
+        _call("differentiate", log_weights, dp, *shape, self.sums, self.lowest, *of_rows)
 
 
 def passes_for(n: int, k: int, like: Tensor) -> TorchPasses:

@@ -116,6 +116,12 @@ class Quantizer(nn.Module, ABC):
     scale_matters = True
     """Whether `watch` measures the scale of the latents: until it has warned, or codes were loaded."""
     _training_forwards = 0
+    _is_known = True
+    """Whether results need no check, as the class is of this package, or its first one was checked."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._is_known = cls.__module__.partition(".")[0] == "lgq"
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Quantizer":
         """Refuse an option that the constructor does not have, with the one that may be meant.
@@ -193,10 +199,37 @@ class Quantizer(nn.Module, ABC):
                 f"quantize_vectors of {type(self).__name__} returned {type(result).__name__}, which has no "
                 "names: return Quantized(quantized, indices, loss, terms)."
             )
+        if not self._is_known and has_values(z):
+            self._is_known = True
+            self._check_own(z, result)
         if self.codebook_dim is None:
             return result
         codes, indices, loss = result
         return Quantized(self.project_out(codes), indices, loss, result.terms)
+
+    def _check_own(self, z: Float[Tensor, "n c"], result: Quantized) -> None:
+        """Refuse the first result of a class that is not of this package if it breaks the contract.
+
+        Warn where `select`, by which `encode` chooses, chooses otherwise; a class may draw codes on purpose.
+        """
+        name, (codes, indices, loss) = type(self).__name__, result
+        z = z if self.codebook_dim is None else self.project_in(z)
+        rules = {
+            f"codes of shape {tuple(z.shape)}, got {tuple(codes.shape)}": codes.shape == z.shape,
+            f"indices of shape {(len(z), *self.index_shape)} in int64, got {tuple(indices.shape)} in "
+            f"{indices.dtype}": indices.shape == (len(z), *self.index_shape) and indices.dtype == torch.int64,
+            f"a loss of shape (), got {tuple(loss.shape)}": loss.shape == (),
+        }
+        for rule, is_kept in rules.items():
+            if not is_kept:
+                raise LGQError(f"quantize_vectors of {name} must return {rule}.")
+        self.checked_indices(indices)
+        differs = (self.select(z) != indices).double().mean().item() if len(z) else 0.0
+        if differs:
+            warn(
+                f"quantize_vectors of {name} chose other codes than its `select` for {differs:.0%} of the "
+                "vectors: `encode` and evaluation choose by `select`, so put the choice there, and call it."
+            )
 
     def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
         """Call `select`, which has no gradients, behind the projection of `codebook_dim`."""

@@ -122,6 +122,14 @@ def test_an_axis_of_the_channels_that_depends_on_the_input_must_be_given(make):
     assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=-1), module, LAST)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_what_learns_there_learns_here_and_nothing_else(name):
+    module = MODULES[name][0]().eval()
+    there = sum(part.numel() for part in module.parameters() if part.requires_grad)
+    q = from_vector_quantize_pytorch(module)
+    assert sum(part.numel() for part in q.parameters() if part.requires_grad) == there
+
+
 def test_an_fsq_without_projections_has_identities():
     module = peer.FSQ([8, 5, 5]).eval()
     assert_same_codes(from_vector_quantize_pytorch(module, channel_dim=-1), module, (2, 20, 3))
