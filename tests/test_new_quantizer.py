@@ -147,6 +147,7 @@ def test_a_rule_of_its_own_that_encode_does_not_know_is_warned_of_once():
         Toy(DIM, 256, seed=0)(z)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

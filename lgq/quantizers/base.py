@@ -54,6 +54,7 @@ _NAMES_OF_THE_PEER = {
     "orthogonal_reg_weight": "restart_below",
     "rotation_trick": 'gradient="rotation"',
     "sample_codebook_temp": "sample_temperature",
+    "scales": "sizes",
     "stochastic_sample_codes": "sample_temperature",
     "threshold_ema_dead_code": "restart_below",
     "use_cosine_sim": 'score="cosine"',
