@@ -361,7 +361,10 @@ def test_an_unknown_option_names_the_one_that_is_meant(make, message):
         (lambda: VQ(DIM, SIZE, ema_update=False), 'VQ has no option ema_update: learning="ema" takes its'),
         (lambda: VQ(DIM, SIZE, stochastic_sample_codes=True), "sample_codes: sample_temperature takes its"),
         (lambda: VQ(DIM, SIZE, orthogonal_reg_weight=1.0), "reg_weight: restart_below takes its place"),
-        (lambda: MultiScale(VQ(DIM, SIZE), scales=(1, 2)), "MultiScale has no option scales: sizes takes its"),
+        (
+            lambda: MultiScale(VQ(DIM, SIZE), scales=(1, 2)),
+            "MultiScale has no option scales: sizes takes its",
+        ),
         (lambda: LFQ(DIM, SIZE, channel_first=True), "channel_first: channel_dim=1 takes its place"),
         (
             lambda: FSQ(levels=[8, 5, 5, 5]),
