@@ -7,11 +7,13 @@ RUN/images/            a picture per validation         RUN/tensorboard/       r
 RUN/codebooks/         counts and codes of validations, k = codes, s = stages, c = channels
 """
 
+import hashlib
 import logging
 import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -66,6 +68,8 @@ FREE_SETTINGS = frozenset(
 the loop say when a run logs, validates, saves and ends; a change of `loop.steps`, on which the schedules
 depend, becomes a part of the run's history."""
 
+_SOURCE_SUFFIXES = frozenset({".py", ".c", ".toml", ".js"})
+"""Files of the package on which the results of a run may depend."""
 _VALIDATION = ("validation_images", "rfid_images", "best_by", "validation_data", "validation_tokens")
 """Settings of validations, which may change until there is a score that later ones are compared with."""
 _SOURCES = {"validation_data": "val_data", "validation_tokens": "val_tokens"}
@@ -183,12 +187,29 @@ def describe_environment(seed: int | None, device: torch.device) -> dict[str, An
         "lgq": lgq.__version__,
         "platform": platform.platform(),
         "git_commit": commit_of(Path(lgq.__file__).parent.parent),
+        "source": source_hash(Path(lgq.__file__).parent),
         "seed": seed,
         "world_size": world_size(),
         "device": device.type,
         "devices": devices or [processor],
         "plugins": foreign_quantizers(),
     }
+
+
+@cache
+def source_hash(package: Path) -> str:
+    """Return the first 12 hex digits of a sha256 of a package's source: which code made a record, wherever it
+    is installed.
+
+    It is read once per process, so that an edit while a run trains changes nothing.
+    """
+    digest = hashlib.sha256()
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.*")}
+    for name, path in sorted(files.items()):
+        if path.suffix in _SOURCE_SUFFIXES and path.is_file():
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def commit_of(directory: Path) -> str | None:

@@ -335,7 +335,7 @@ def test_settings_and_environment_are_there_before_the_first_step(tmp_path):
     run_loop(trainer)
     assert observed["config.json"] == trainer.config()
     environment = observed["environment.json"]
-    assert {"python", "torch", "lgq", "platform", "git_commit", "devices"} <= environment.keys()
+    assert {"python", "torch", "lgq", "platform", "git_commit", "source", "devices"} <= environment.keys()
     assert (environment["seed"], environment["world_size"]) == (3, 1)
     assert environment["torch"] == torch.__version__
 
