@@ -47,7 +47,7 @@ def examine(settings: Examination) -> Iterator[str]:
     yield f"Python {platform.python_version()}, {platform.platform()}"
     yield "\nDevices"
     threads = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
-    yield f"  cpu     {_processor()}, {threads}, {_memory()}"
+    yield f"  cpu     {processor_model()}, {threads}, {_memory()}"
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     for device in devices:
         properties = torch.cuda.get_device_properties(device)
@@ -127,7 +127,8 @@ def _version(package: str) -> str:
         return "is not installed"
 
 
-def _processor() -> str:
+def processor_model() -> str:
+    """Return the model of the processor, as the system names it."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -4,6 +4,7 @@ Every time is also a ratio to something measured in the same run.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
@@ -14,7 +15,7 @@ import tyro
 from rich.table import Table
 
 from lgq.bench import encode, evaluate, quantizers, sample, tables, train
-from lgq.bench.doctor import Examination, examine
+from lgq.bench.doctor import Examination, examine, processor_model
 from lgq.cli.console import progress_of, say, show
 
 Settings = TypeVar("Settings")
@@ -35,7 +36,7 @@ class Benchmark(Generic[Settings]):
         """Measure the rows and print them; after Ctrl-C, those that are done."""
         bench, doing, as_table = self.parts
         rows: list[Any] = []
-        total = len(bench.plan(self.settings))
+        total, machine = len(bench.plan(self.settings)), _machine()
         try:
             with progress_of(doing) as report:
                 report(0, total)
@@ -47,10 +48,19 @@ class Benchmark(Generic[Settings]):
         show(as_table(rows), on_errors=self.as_json)
         if self.as_json:
             settings: Any = self.settings
-            machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
             record = {"machine": machine, "settings": asdict(settings), "rows": list(map(asdict, rows))}
             print(json.dumps(record))
         return 0
+
+
+def _machine() -> dict[str, Any]:
+    """Describe what the times depend on: the processor, how busy it is before the first row, and torch."""
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": processor_model(),
+        "load_per_core": round(os.getloadavg()[0] / (os.cpu_count() or 1), 2),
+    }
 
 
 class BenchQuantizers(Benchmark[quantizers.QuantizerBenchmark]):

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lgq.bench import encode, quantizers
+from lgq.bench.doctor import processor_model
 from lgq.bench.measure import available_bytes, interleaved_ms, milliseconds, peak_extra_bytes
 from lgq.bench.quantizers import (
     PEER,
@@ -215,7 +216,11 @@ def test_the_command_prints_a_table_and_json_with_its_settings(capsys):
     record = json.loads(printed.out)
     assert record["settings"]["vectors"] == 64
     assert record["rows"][0]["codebook_size"] == 32
-    assert record["machine"]["torch"] == torch.__version__
+    machine = record["machine"]
+    assert machine.keys() == {"torch", "threads", "processor", "load_per_core"}
+    assert machine["torch"] == torch.__version__
+    assert machine["processor"] == processor_model()
+    assert 0 <= machine["load_per_core"] < 1_000
     assert "100.00%" in printed.err
 
 
