@@ -110,16 +110,16 @@ def pocket(quantizer: str, *, budget: Literal["full", "table"] = "full") -> Toke
 
 
 def photo(quantizer: str) -> TokenizerRun:
-    """A tokenizer of photographs at their own resolution, for one CPU core: f = 8, K = 4,096.
+    """A tokenizer of photographs at their own resolution, for one CPU core: f = 8, K = 12,288.
 
     It trains on crops of 96 x 96 pixels, and works on images of any size, in parts if they are large: its
     networks are local. LPIPS costs more than the tokenizer, so it compares a part of each batch, in bf16. A
     run takes most of a day, and its averaged weights are of use long before. `photo-f8`, which comes with the
-    package, is `photo-lgq`.
+    package, is `photo-lgq`. Quantizers whose codes are a fixed grid have 16,384: some take powers of 2 only.
     """
     return replace(
         imagenet256(quantizer),
-        codebook_size=4_096,
+        codebook_size=12_288 if QUANTIZERS[quantizer].learned_codes else 16_384,
         quantizer_options=scale_options("photo", quantizer),
         backbone=Backbone(
             patch=4,

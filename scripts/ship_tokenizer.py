@@ -104,11 +104,11 @@ quantizer is LGQ (Altun et al. 2026).
 _FIRST = (
     "These had 4,096 codes, and are from two trainings: `lgq train photo-lgq --data "
     "'photographs/train-{000..001}.tar' --val-data photographs/val-000.tar --out first --steps 20000 "
-    "--validate-every 250 --image-size 64 --loss.lpips-images 3 --backbone.refinement 0`, with 3,250 steps "
-    "instead of 20,000 from step 2,184 on, 1.1 hours; and of the decoder alone `lgq train photo-lgq --data "
-    "'photographs/train-{000..001}.tar' --val-data photographs/val-000.tar --out second --batch-size 4 "
-    "--validation-images 50 --steps 2600 --log-every 25 --frozen-tokens --loss.lpips-images None "
-    "--start-from first`, 0.9 hours"
+    "--validate-every 250 --codebook-size 4096 --image-size 64 --loss.lpips-images 3 "
+    "--backbone.refinement 0`, with 3,250 steps instead of 20,000 from step 2,184 on, 1.1 hours; and of the "
+    "decoder alone `lgq train photo-lgq --data 'photographs/train-{000..001}.tar' --val-data "
+    "photographs/val-000.tar --out second --batch-size 4 --validation-images 50 --steps 2600 --log-every 25 "
+    "--codebook-size 4096 --frozen-tokens --loss.lpips-images None --start-from first`, 0.9 hours"
 )
 """How the `photo-f8` was trained from which the present one grew."""
 

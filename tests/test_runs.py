@@ -29,6 +29,7 @@ from lgq.runs import (
 )
 from lgq.tokenizer import Tokenizer
 from lgq.training.losses import LossWeights
+from lgq.training.networks import take_tokenizer
 from lgq.training.settings import GeneratorRun, TokenizerRun
 
 
@@ -59,7 +60,11 @@ def test_runs_of_a_scale_differ_in_the_quantizer_alone(name):
     scale, quantizer = name.split("-")
     base = named_run(f"{scale}-lgq")
     assert named_run(name).quantizer == quantizer
-    assert replace(named_run(name), quantizer="lgq", quantizer_options=base.quantizer_options) == base
+    same = {"quantizer": "lgq", "quantizer_options": base.quantizer_options}
+    if scale == "photo" and not QUANTIZERS[quantizer].learned_codes:
+        assert named_run(name).codebook_size == 16_384  # grids of bits have no 12,288
+        same["codebook_size"] = base.codebook_size
+    assert replace(named_run(name), **same) == base
 
 
 def test_imagenet256_is_the_run_of_the_paper():
@@ -94,12 +99,18 @@ def test_a_continuous_autoencoder_has_the_settings_of_the_run_whatever_its_quant
 
 def test_photo_is_local_takes_crops_as_they_are_and_fits_into_eight_megabytes_of_bf16():
     local = named_run("photo-lgq")
-    assert (local.backbone.factor, local.codebook_size) == (8, 4_096)
+    assert (local.backbone.factor, local.codebook_size) == (8, 12_288)
     assert local.backbone.reach is not None
     assert local.crop.own_resolution
     assert (local.loss.l1, local.loss.lpips, local.loss.gan) == (1.0, 1.0, 0.0)
     assert (local.backbone.patch, local.backbone.refinement) == (4, 32)
-    assert 3_000_000 < sum(parameters(local).values()) < 3_900_000
+    assert 3_000_000 < sum(parameters(local).values()) < 4_000_000
+
+
+def test_photo_lgq_takes_all_weights_of_photo_f8():
+    photo_lgq = named_run("photo-lgq")
+    tokenizer = Tokenizer(photo_lgq.backbone, photo_lgq.quantizer, photo_lgq.codebook_size)
+    assert take_tokenizer(tokenizer, "photo-f8").parts == ("encoder", "decoder", "quantizer")
 
 
 def test_the_generator_of_imagenet256_is_the_papers():

@@ -65,8 +65,8 @@ class Train(Computes):
     """Images to validate on, not a stream; by default the centre crops of the training images."""
     start_from: str | None = None
     """Begin a new run with the weights of a tokenizer: a run directory, a directory that save_pretrained
-    wrote, photo-f8, or owner/name on the Hub. With another quantizer, its encoder and decoder; with more
-    codes, these and copies of its codes."""
+    wrote, photo-f8, or owner/name on the Hub. With another quantizer or fewer codes, its encoder and
+    decoder; with more codes, these and copies of its codes."""
     resume: Resume = "auto"
     """Continue the run in the directory, if any (auto), refuse a directory with a run (never), or require one
     (must)."""
@@ -89,10 +89,8 @@ class Train(Computes):
         if self.dry_run:
             from lgq.training.footprint import tokenizer_footprint
 
-            return _show(
-                tokenizer_footprint(self.settings, self.data, start_from=self.start_from, device=self.device),
-                self.out,
-            )
+            options: Any = {"start_from": self.start_from, "out": self.out, "device": self.device}
+            return _show(tokenizer_footprint(self.settings, self.data, **options), self.out)
         from lgq.training.tokenizer_trainer import train
 
         sources: Any = {"val_data": self.val_data, "start_from": self.start_from}

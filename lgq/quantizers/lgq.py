@@ -70,7 +70,10 @@ class LGQ(DataInitQuantizer):
     scale_defaults = {  # noqa: RUF012
         "photo": {"tau_start": 0.4, "peak_weight": 0.05, "diversity_weight": 0.05}
     }
-    off_scale_advice = 'Put a BatchNorm before the quantizer, or set scale="data", init="kmeans"'
+    off_scale_advice = (
+        'Put a BatchNorm before the quantizer, or set scale="data", init="kmeans" (in a run, '
+        "`quantizer_options` scale=data init=kmeans)"
+    )
     _annealed = False
     _measures_next = False
 

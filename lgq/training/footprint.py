@@ -21,7 +21,8 @@ from lgq.models.lpips import LPIPS
 from lgq.models.masking import masked_loss
 from lgq.tokenizer import Tokenizer
 from lgq.training.generator_trainer import build_generator, open_tokens, take_generator
-from lgq.training.networks import build_networks, require_feasible, take_tokenizer
+from lgq.training.networks import build_networks, require_feasible, start_tokenizer
+from lgq.training.run_directory import has_checkpoints
 from lgq.training.settings import GeneratorRun, TokenizerRun, TrainingRun
 
 _FLOAT32 = 4
@@ -51,9 +52,13 @@ def tokenizer_footprint(
     data: ImageDataset | str | Path,
     *,
     start_from: Tokenizer | str | Path | None = None,
+    out: str | Path | None = None,
     device: str | torch.device = "auto",
 ) -> Footprint:
-    """Estimate what `train(run, data, ..., device=device)` needs; LPIPS need not be downloaded."""
+    """Estimate what `train(run, data, out, ...)` needs; LPIPS need not be downloaded.
+
+    out: the run directory, if there is to be one: a run in it has its weights, and takes none from a source.
+    """
     data = open_dataset(data) if isinstance(data, str | Path) else data
     require_feasible(run, resolve_device(device))
     if isinstance(data, PipeDataset):
@@ -62,8 +67,8 @@ def tokenizer_footprint(
     # LPIPS with random weights takes the same memory.
     without_lpips = replace(run, loss=replace(run.loss, lpips=0.0))
     tokenizer, discriminator, _ = build_networks(without_lpips, torch.device("cpu"), torch.contiguous_format)
-    if start_from is not None:
-        take_tokenizer(tokenizer, start_from)  # refuses what does not fit
+    resumed = out is not None and has_checkpoints(Path(out))
+    start_tokenizer(tokenizer, run, start_from, resumed=resumed)  # refuses what does not fit
     perceptual = LPIPS() if run.loss.lpips else None
     parameters = tokenizer.parameter_counts()
     if discriminator is not None:

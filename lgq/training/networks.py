@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lgq.distributed import world_size
-from lgq.errors import LGQError
+from lgq.errors import LGQError, warn
 from lgq.metrics.metric_networks import MetricNetworks, on_device
 from lgq.models.autoencoder import Decoder
 from lgq.models.discriminator import PatchDiscriminator
@@ -87,12 +87,34 @@ def build_networks(
     return tokenizer, discriminator, perceptual
 
 
+def start_tokenizer(
+    tokenizer: Tokenizer, run: TokenizerRun, source: Tokenizer | str | Path | None, *, resumed: bool
+) -> StartFrom | None:
+    """Give the tokenizer of a run its first weights, and freeze what `frozen_tokens` keeps.
+
+    source: what `take_tokenizer` takes; None keeps the random weights.
+    resumed: whether a checkpoint has the weights, so that the source is only named.
+    """
+    start: StartFrom | None = None
+    if source is not None:
+        start = StartFrom.named(source) if resumed else take_tokenizer(tokenizer, source)
+    if run.frozen_tokens:
+        if not resumed and (start is None or "quantizer" not in start.parts):
+            raise LGQError(
+                "`frozen_tokens` keeps encoder and quantizer as they start: name trained ones, with the same "
+                "quantizer and number of codes (`codebook_size`), as `start_from`."
+            )
+        tokenizer.freeze_tokens()
+    return start
+
+
 def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> StartFrom:
     """Give a tokenizer trained weights: all of them if its quantizer is the same in kind and shape.
 
     A learned codebook of more codes begins with the trained ones and copies of them at a small distance.
-    With another quantizer, or fewer codes or other stages, only encoder and decoder are taken. Another
-    backbone is an error, except that a decoder may begin with the weights of one without a `refinement`.
+    With another quantizer, or fewer codes or other stages, only encoder and decoder are taken, with a
+    warning where fewer codes drop a codebook. Another backbone is an error, except that a decoder may begin
+    with the weights of one without a `refinement`.
 
     source: a tokenizer, or what `load_tokenizer` loads it from.
     """
@@ -114,7 +136,19 @@ def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> Star
     how = "has copies of the codes" if grows else "starts untrained"
     differs = "" if "quantizer" in parts else f"; the quantizer {how}, as it is {reason}"
     _log.info("starting from %s%s", start, differs)
+    if _drops_codes(tokenizer, trained):
+        codes = trained.codebook_size
+        warn(
+            f"the trained codebook of {name} is dropped, as it has {codes:,} codes and this run "
+            f"{tokenizer.codebook_size:,}: `codebook_size` {codes} keeps it."
+        )
     return start
+
+
+def _drops_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:
+    """Tell whether a learned codebook is not taken for no other reason than that it has more codes."""
+    (name, size, *levels), (old_name, old_size, *old_levels) = _kind(tokenizer), _kind(trained)
+    return (name, levels) == (old_name, old_levels) and size < old_size and trained.quantizer.learned_codes
 
 
 def _take_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:

@@ -29,10 +29,10 @@ from lgq.quantizers import Quantizer
 from lgq.quantizers.compositions.composition import Composition
 from lgq.quantizers.continuous import Continuous
 from lgq.tokenizer import Tokenized, Tokenizer, default_options
-from lgq.training.history import History, StartFrom
+from lgq.training.history import History
 from lgq.training.loop import Outcome, run_loop
 from lgq.training.losses import Objective
-from lgq.training.networks import build_metric_networks, build_networks, require_feasible, take_tokenizer
+from lgq.training.networks import build_metric_networks, build_networks, require_feasible, start_tokenizer
 from lgq.training.run_directory import Resume, has_checkpoints, require_resumable, save_codebook
 from lgq.training.settings import TokenizerRun, require_run
 from lgq.training.trainer import ClippedAdamW, NonFiniteError, Trainer
@@ -116,17 +116,8 @@ class TokenizerTrainer(Trainer):
             run = run.for_data(len(data), ranks=world_size())
         self._layout = torch.channels_last if run.channels_last else torch.contiguous_format
         self.tokenizer, self.discriminator, perceptual = build_networks(run, device, self._layout)
-        if start_from is not None:
-            resumed = has_checkpoints(out)
-            start = StartFrom.named(start_from) if resumed else take_tokenizer(self.tokenizer, start_from)
-            self.history = History(start_from=start)
-        if run.frozen_tokens:
-            if not has_checkpoints(out) and (start_from is None or "quantizer" not in start.parts):
-                raise LGQError(
-                    "`frozen_tokens` keeps encoder and quantizer as they start: name trained ones, with the "
-                    "same quantizer and number of codes, as `start_from`."
-                )
-            self.tokenizer.freeze_tokens()
+        start = start_tokenizer(self.tokenizer, run, start_from, resumed=has_checkpoints(out))
+        self.history = History(start_from=start)
         self._objective = Objective(
             run.loss,
             perceptual=perceptual,

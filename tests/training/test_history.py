@@ -21,10 +21,11 @@ from leftovers import NO_TENSORBOARD
 from tiny_run import EVERYTHING, TINY, before_step, left_by, terminate
 
 from lgq.data import FolderDataset
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.maskgit import load_generator
 from lgq.quantizers import QUANTIZERS
 from lgq.tokenizer import Tokenizer, load_tokenizer
+from lgq.training.footprint import tokenizer_footprint
 from lgq.training.history import Extension, History
 from lgq.training.journal import read_records
 from lgq.training.loop import Outcome
@@ -258,9 +259,20 @@ def test_a_run_starts_from_the_whole_tokenizer_or_from_encoder_and_decoder(
 
 
 @pytest.mark.parametrize("changes", [{"codebook_size": 8}, {"stages": 2}])
+@pytest.mark.filterwarnings("ignore:the trained codebook of")
 def test_another_number_of_codes_begins_anew(changes, photos, trained, quick_path):
     trainer = begin(replace(TINY, **changes), photos, quick_path, trained)
     assert trainer.history.start_from.parts == ("encoder", "decoder")
+
+
+def test_a_codebook_that_is_dropped_for_its_size_is_a_warning_with_the_way_to_keep_it(
+    photos, trained, quick_path
+):
+    words = "is dropped, as it has 16 codes and this run 8: `codebook_size` 16 keeps it."
+    with pytest.warns(LGQWarning, match=words):
+        begin(replace(TINY, codebook_size=8), photos, quick_path, trained)
+    grid = begin(replace(TINY, quantizer="fsq"), photos, quick_path, None).tokenizer
+    begin(replace(TINY, quantizer="fsq", codebook_size=8), photos, quick_path, grid)  # nothing to keep
 
 
 @pytest.mark.parametrize("quantizer", ["lgq", "ibq", "vq"])
@@ -292,10 +304,21 @@ def test_frozen_tokens_stay_those_of_the_source_while_the_decoder_learns(photos,
 
 
 @pytest.mark.parametrize("changes", [{}, {"codebook_size": 8}])
-def test_frozen_tokens_need_a_trained_quantizer(changes, photos, trained, quick_path):
+@pytest.mark.filterwarnings("ignore:the trained codebook of")
+def test_frozen_tokens_need_a_trained_quantizer_also_in_a_dry_run(changes, photos, trained, quick_path):
     run, source = replace(TINY, frozen_tokens=True, **changes), trained if changes else None
-    with pytest.raises(LGQError, match=r"`frozen_tokens` keeps encoder and quantizer .* as `start_from`"):
+    words = r"`frozen_tokens` keeps encoder and quantizer .* as `start_from`"
+    with pytest.raises(LGQError, match=words):
         begin(run, photos, quick_path, source)
+    with pytest.raises(LGQError, match=words):
+        tokenizer_footprint(run, FolderDataset(photos), start_from=source, out=quick_path)
+
+
+def test_a_dry_run_of_a_run_that_would_continue_needs_no_source(photos, trained, quick_path):
+    run = replace(TINY, frozen_tokens=True)
+    train(run, FolderDataset(photos), quick_path / "run", start_from=trained)
+    tokenizer_footprint(run, FolderDataset(photos), out=quick_path / "run")
+    tokenizer_footprint(run, FolderDataset(photos), out=quick_path / "run", start_from="gone")
 
 
 @torch.no_grad()
