@@ -256,7 +256,7 @@ class Between(Rule):
             if reference is None:
                 return self.missing(results, self.column, [self.share_of])
             unit, text = reference, f"{text} ({_describe(self.share_of, reference, self.column)})"
-        interval = (min(sample.values), max(sample.values)) if self.proved else sample.interval
+        interval = (min(sample.values), max(sample.values)) if self.proved else _interval(sample)
         outcome = _place(interval, self.least * unit.mean, self.most * unit.mean)
         if self.proved and outcome is Outcome.NOT_SEPARABLE:  # one run breaks it
             outcome = Outcome.CONTRADICTED
@@ -371,7 +371,7 @@ class Order(Rule):
             return Finding(Outcome.NOT_RUN, f"{columns} of three rows: not run")
         sign = 1 if self.first.better == self.second.better else -1
         agreement = Sample(tuple(sign * rank_correlation(*zip(*pairs, strict=True)) for pairs in ranked))
-        outcome = _place(agreement.interval, 0.0, 1.0) if agreement.mean < 1 else Outcome.CONTRADICTED
+        outcome = _place(_interval(agreement), 0.0, 1.0) if agreement.mean < 1 else Outcome.CONTRADICTED
         listed = ", ".join(f"{value:+.2f}" for value in agreement.values)
         columns = f"{self.first.title} with quality by {self.second.title}"
         text = f"rank correlation of {columns}, per seed: {listed}"
@@ -526,6 +526,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
 
 
+def _interval(sample: Sample) -> tuple[float, float] | None:
+    """The interval that is held against bounds. Where all seeds have one value, it is this value: a share of
+    100%, or a rank correlation of 1, has no deviation.
+    """
+    return (sample.mean, sample.mean) if sample.is_constant and not sample.timing else sample.interval
+
+
 def _place(interval: tuple[float, float] | None, least: float, most: float) -> Outcome:
     """Whether an interval lies within the bounds, outside them, or across one."""
     if interval is None:
@@ -545,6 +552,11 @@ def _describe_difference(first: Sample, second: Sample, column: Column, sign: in
     """Say how two samples differ, and how many seeds would decide where these do not."""
     difference = first.minus(second)
     if difference is None or difference.interval is None:
+        if difference is not None:
+            mean = column.write(difference.mean, "+")
+            return f"difference by seed {mean}, the same for all seeds: no interval"
+        if not first.timing and (first.is_constant or second.is_constant):
+            return "intervals unknown where all seeds agree"
         known = first.interval and second.interval
         return f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
     low, high = (column.write(bound, "+") for bound in difference.interval)

@@ -19,6 +19,7 @@ from lgq.reporting.result_set import (
     Sample,
     Settings,
     compare_samples,
+    compare_with_zero,
     flat_settings,
     sample_of,
 )
@@ -453,8 +454,9 @@ def paired_table(results: ResultSet) -> Table | None:
         title="LGQ against each other quantizer, seed by seed",
         about="LGQ minus the other quantizer: the mean over the seeds that both have, with the t-based 95% "
         "interval of the difference. Bold where the interval excludes 0: green where LGQ is better, red "
-        "where it is worse. The intervals are not corrected for the number of comparisons: of twenty without "
-        "a difference, one may exclude 0 by chance.",
+        "where it is worse. Differences that are the same for all seeds have no interval. The intervals are "
+        "not corrected for the number of comparisons: of twenty without a difference, one may exclude 0 by "
+        "chance.",
         experiment=name,
         columns=_PAIRED,
     )
@@ -470,13 +472,15 @@ def _by_seed(runs: list[RunRecord]) -> dict[int, RunRecord]:
 def _paired_cell(pairs: list[tuple[RunRecord, RunRecord]], column: Column) -> Cell:
     values = [(lgq.value(column.metric), baseline.value(column.metric)) for lgq, baseline in pairs]
     difference = Sample(tuple(a - b for a, b in values if a is not None and b is not None))
-    if difference.interval is None:
+    if len(difference.values) < 2:
         return Cell(NOT_GIVEN)
-    low, high = difference.interval
-    lead = compare_samples(difference, Sample((0.0, 0.0)), column.better)
+    interval = "interval unknown"
+    if difference.interval is not None:
+        interval = " to ".join(column.write(bound, "+") for bound in difference.interval)
+    lead = compare_with_zero(difference, column.better)
     return Cell(
         column.write(difference.mean, "+"),
-        f"{column.write(low, '+')} to {column.write(high, '+')}",
+        interval,
         _sources([run for pair in pairs for run in pair], column),
         best=lead > 0,
         worse=lead < 0,

@@ -37,6 +37,8 @@ _OF_A_SEED = re.compile(
 are the same in a results directory), and what no number depends on."""
 
 _MOST_SEEDS = 1_000
+_ROUNDING = 1e-9
+"""Deviation, relative to the largest value, up to which values are equal: differences are rounded."""
 _POWER = 0.8
 """Probability with which the number of seeds that would decide finds the difference."""
 TIMED = ("ms", "images_per_second", "share_of_step")
@@ -53,8 +55,8 @@ class Sample:
 
     Runs with the same seed start alike and see the same images. So a sample is ahead of another when the
     t-based 95% interval of their differences, seed by seed, excludes 0; where they share fewer than two
-    seeds, when their own intervals do not touch. A single value has no interval, so nothing is ahead of it.
-    Timings and memory have no seeds: they differ from a ratio on.
+    seeds, when their own intervals do not touch. A single value has no interval, nor have values that are all
+    equal, so nothing is ahead of them. Timings and memory have no seeds: they differ from a ratio on.
     """
 
     values: tuple[float, ...]
@@ -80,7 +82,7 @@ class Sample:
     @property
     def effect(self) -> float | None:
         """Mean over standard deviation: the size of an effect, for differences; None without a deviation."""
-        return self.mean / self.std if self.std else None
+        return self.mean / self.std if self.std and not self.is_constant else None
 
     @property
     def seeds_to_decide(self) -> int | None:
@@ -107,15 +109,21 @@ class Sample:
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
+    def is_constant(self) -> bool:
+        """Whether there are several values, all equal but for their rounding."""
+        return self.std is not None and self.std <= _ROUNDING * max(map(abs, self.values))
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """The t-based 95% interval of the mean; None for a single value. Of a timing, the values that do not
-        differ from it by their ratio; None on a busy machine.
+        """The t-based 95% interval of the mean; None for a single value, and for equal ones, whose deviation
+        is unknown rather than 0. Of a timing, the values that do not differ from it by their ratio; None on a
+        busy machine.
         """
         if self.busy:
             return None
         if self.timing:
             return self.mean / self.ratio**0.5, self.mean * self.ratio**0.5
-        if self.std is None:
+        if self.std is None or self.is_constant:
             return None
         n = len(self.values)
         half = float(stdtrit(n - 1, 0.975)) * self.std / math.sqrt(n)
@@ -127,10 +135,21 @@ def compare_samples(a: Sample, b: Sample, better: Better | None) -> int:
     if better is None:
         return 0
     if (difference := a.minus(b)) is not None:
-        a, b = difference, Sample((0.0, 0.0))
+        return compare_with_zero(difference, better)
     if a.interval is None or b.interval is None:
         return 0
     sign = (a.interval[0] > b.interval[1]) - (a.interval[1] < b.interval[0])
+    return sign if better == "higher" else -sign
+
+
+def compare_with_zero(difference: Sample, better: Better | None) -> int:
+    """1 where differences are better than 0 by their interval, -1 where they are worse, 0 where neither is
+    seen.
+    """
+    if better is None or difference.interval is None:
+        return 0
+    low, high = difference.interval
+    sign = (low > 0) - (high < 0)
     return sign if better == "higher" else -sign
 
 

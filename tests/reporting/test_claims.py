@@ -108,6 +108,10 @@ def journal(row: FakeRow, vary: Vary, seed: int, *, mirrored: bool) -> list[Line
         (step, "validation", {"utilization": vary(u, seed), "rfid": vary(better, seed), "dead_codes": d})
         for step, u, d in zip(steps, used, dead, strict=True)
     ]
+    # Seeds are full at different steps: equal ones would have no interval.
+    full = steps[used.index(1.0)]
+    lines.append((full - full * seed // 1000, "validation", {"utilization": vary(1.0, seed)}))
+    lines.sort(key=lambda line: line[0])
     terms = {"quantizer/peak": vary(peak, seed), "quantizer/diversity": vary(0.5 if mirrored else 1.2, seed)}
     return [*lines, (steps[-1], "train", terms)]
 
@@ -303,12 +307,20 @@ def leads(experiment: str, metric: str, **options: Any) -> Leads:
 
 
 def test_a_finding_carries_its_numbers_and_runs():
-    rows = [FakeRow(row.name, row.settings, [{"psnr": psnr}] * 2) for row, psnr in ((LGQ, 2), (FSQ, 1))]
+    values = ((LGQ, (2.0, 2.002)), (FSQ, (1.0, 1.0)))
+    rows = [FakeRow(row.name, row.settings, [{"psnr": psnr} for psnr in psnrs]) for row, psnrs in values]
     results = result_set_of({"comparison": rows})
     (finding,) = leads("comparison", "psnr").decide(results)
     assert finding.outcome is YES
-    assert "LGQ 2.000 ± 0.000 (2 seeds) against FSQ 1.000 ± 0.000 (2 seeds)" in finding.text
+    assert "LGQ 2.001 ± 0.001 (2 seeds) against FSQ 1.000 ± 0.000 (2 seeds)" in finding.text
     assert set(finding.runs) == set(results.runs)
+
+
+def test_a_lead_that_is_the_same_for_all_seeds_has_no_interval_and_decides_nothing():
+    rows = [FakeRow(row.name, row.settings, [{"psnr": psnr}] * 2) for row, psnr in ((LGQ, 2), (FSQ, 1))]
+    (finding,) = leads("comparison", "psnr").decide(result_set_of({"comparison": rows}))
+    assert finding.outcome is UNCLEAR
+    assert finding.text.endswith("difference by seed +1.000, the same for all seeds: no interval")
 
 
 def test_a_metric_that_was_not_measured_is_named():

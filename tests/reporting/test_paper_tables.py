@@ -21,7 +21,7 @@ from lgq.reporting.paper_tables import (
     paired_table,
     table_specs,
 )
-from lgq.reporting.result_set import ResultSet, Sample
+from lgq.reporting.result_set import ResultSet, Sample, compare_samples
 
 COMPARISON = table_specs()["Table 2"]
 PSNRS = {"lgq": (23.5, 23.6, 23.4), "fsq": (22.0, 22.1, 22.2), "ibq": (20.0, 21.0, 23.0)}
@@ -106,8 +106,8 @@ def test_the_best_is_bold_only_where_intervals_lie_apart(psnrs, bold):
 def test_rows_compete_within_their_group():
     rows = [
         FakeRow("A", {"codebook_size": 1}, [{"psnr": 1.0}, {"psnr": 1.1}], group="small"),
-        FakeRow("B", {"codebook_size": 1}, [{"psnr": 3.0}, {"psnr": 3.1}], group="small"),
-        FakeRow("A", {"codebook_size": 2}, [{"psnr": 9.0}, {"psnr": 9.1}], group="large"),
+        FakeRow("B", {"codebook_size": 1}, [{"psnr": 3.0}, {"psnr": 3.11}], group="small"),
+        FakeRow("A", {"codebook_size": 2}, [{"psnr": 9.0}, {"psnr": 9.11}], group="large"),
         FakeRow("B", {"codebook_size": 2}, [{"psnr": 7.0}, {"psnr": 7.1}], group="large"),
     ]
     results = result_set_of({"mine": rows})
@@ -136,6 +136,31 @@ def test_a_difference_of_the_same_seeds_is_seen_where_intervals_touch():
     assert clear.rows[0].ours[0].best
     assert not clear.rows[0].ours[0].worse
     assert [run.seed for run, _ in clear.rows[0].ours[0].sources] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [((0.75, 0.5), (0.5, 0.25)), ((1.0, 1.0), (0.5, 0.5)), ((0.3 + 0.1, 0.2), (0.3, 0.1))],
+    ids=["equal differences", "two constants", "equal but for rounding"],
+)
+def test_differences_that_are_the_same_for_all_seeds_have_no_interval_and_separate_nothing(ours, theirs):
+    rows = comparison_rows({"fsq": theirs, "lgq": ours})
+    for row in rows:
+        row.values = [{"utilization": value["psnr"]} for value in row.values]
+    results = result_set_of({"comparison": rows})
+    table = paired_table(results)
+    cell = table.rows[0].ours[table.spec.columns.index(COLUMNS["utilization"])]
+    assert (cell.mean[0], cell.spread, cell.best, cell.worse) == ("+", "interval unknown", False, False)
+    first, second = (results.sample("comparison", "utilization", {"quantizer": q}) for q in ("lgq", "fsq"))
+    assert compare_samples(first, second, "higher") == compare_samples(second, first, "higher") == 0
+    assert compare_samples(replace(first, seeds=()), replace(second, seeds=()), "higher") == 0
+    assert first.minus(second).seeds_to_decide is None
+
+
+@pytest.mark.parametrize(("ours", "theirs", "sign"), [(1.0, 2.0, 1), (2.0, 1.0, -1), (1.0, 1.05, 0)])
+def test_memory_without_seeds_keeps_its_ratio(ours, theirs, sign):
+    first, second = (Sample((value, value), timing=True, ratio=1.1) for value in (ours, theirs))
+    assert compare_samples(first, second, "lower") == sign
 
 
 @pytest.mark.parametrize(
