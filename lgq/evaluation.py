@@ -22,6 +22,7 @@ import torch
 
 from lgq.checks import require_at_least
 from lgq.data import ImageDataset, ImageLoader, LoaderSettings, open_dataset
+from lgq.data.folder import require_apart
 from lgq.data.images import SUFFIXES, Subset, random_subset
 from lgq.data.loader import warn_of_enlarged
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
@@ -148,7 +149,7 @@ def evaluate(
     sampling: generator: how images are sampled.
     weights: weights of a run.
     device: where to compute, the words of `--device`; with "auto", a model stays on its device.
-    out: directory for the record (results.jsonl) and pictures; None for RUN/evaluation, or for no files if
+    out: directory for the record (results.jsonl) and pictures, outside of a folder of `data`; None for RUN/evaluation, or for no files if
         `source` is no directory: a model, `photo-f8`, or a name on the Hub.
     on_progress: called with images done and in all, from 0 again for each part of the work.
     """
@@ -160,6 +161,8 @@ def evaluate(
         if name in (_GENERATOR_OPTIONS if kind == "tokenizer" else _TOKENIZER_OPTIONS):
             raise LGQError(f"this is a {kind}, to which `{name}` does not apply: leave it out.")
     dataset = None if data is None else open_dataset(data)
+    if dataset is not None and out is not None:
+        require_apart(Path(out), dataset, has_pictures=True)
     if dataset is not None and images is not None:
         dataset = random_subset(dataset, images)
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}

@@ -73,11 +73,11 @@ class FileDataset:
             below = list_images(path) if path.is_dir() else None
             self.paths += [path] if below is None else [path / name for name in below]
             self.names += [path.name] if below is None else below
-        self._given = [str(path) for path in paths]
+        self.given = [Path(path) for path in paths]
 
     def __repr__(self) -> str:
-        few = len(self._given) <= _FILES_SHOWN
-        shown = self._given if few else [self._given[0], "...", self._given[-1]]
+        few = len(self.given) <= _FILES_SHOWN
+        shown = map(str, self.given if few else [self.given[0], "...", self.given[-1]])
         return f"FileDataset({', '.join(shown)}: {len(self):,} images)"
 
     def __len__(self) -> int:
@@ -93,24 +93,28 @@ class FileDataset:
 
 
 def require_apart(out: Path, dataset: ImageDataset, *, has_pictures: bool) -> None:
-    """Refuse to write into the folder of a data set.
+    """Refuse to write into the folder of a data set, or into that of an image which is named by itself.
 
     has_pictures: whether pictures are written, which would be images of the data set in a folder below too.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    if not isinstance(dataset, FolderDataset):
-        return
-    place, root = out.resolve(), dataset.root.resolve()
-    if place == root:
-        raise DataError(f"{out} is the folder of the images: give a new directory as `out`.")
-    if not has_pictures or not place.is_relative_to(root):
-        return
-    if not any(part.startswith(".") for part in place.relative_to(root).parts):
-        raise DataError(
-            f"{out} lies in the folder of images {dataset.root}, where the pictures of a run would be taken "
-            "for images: give a directory outside of it as `out`."
-        )
+    if isinstance(dataset, FolderDataset):
+        given = [dataset.root]
+    else:
+        given = dataset.given if isinstance(dataset, FileDataset) else []
+    place = out.resolve()
+    for path in given:
+        root = (path if path.is_dir() else path.parent).resolve()
+        if place == root:
+            raise DataError(f"{out} is the folder of the images: give a new directory as `out`.")
+        if not has_pictures or not path.is_dir() or not place.is_relative_to(root):
+            continue
+        if not any(part.startswith(".") for part in place.relative_to(root).parts):
+            raise DataError(
+                f"{out} lies in the folder of images {path}, where pictures that are written would be taken "
+                "for images: give a directory outside of it as `out`."
+            )
 
 
 def list_images(root: Path) -> list[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from lgq.data.folder import FileDataset
+from lgq.data.folder import FileDataset, require_apart
 from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
 from lgq.data.transforms import centre_square, padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
@@ -61,6 +61,7 @@ def reconstruct(
     """Write each image beside its reconstruction, as `<name>-reconstructed.png` in a directory.
 
     images: files, and folders that stand for all images below them; pictures of those keep their subfolders.
+    out: directory for the pictures, outside of these folders, and not that of a file.
     image_size: side to which the centre square of each image is resized; None keeps the size of the images.
 
     Without `image_size`, the last row and column are repeated to a multiple of f, and cut off again in the
@@ -79,6 +80,7 @@ def reconstruct(
     if not any(os.path.lexists(path) for path in given):
         raise DataError(f"{given[0]} does not exist: name image files or folders.")
     files = FileDataset(given)
+    require_apart(Path(out), files, has_pictures=True)
     tokenizer = tokenizer_on_device(tokenizer, weights, device)
     side = None if image_size is None else tokenizer.resolve_image_size(image_size)
     done: list[ReconstructedImage] = []

@@ -88,6 +88,10 @@ MISTAKES = [
     ("belongs to no run", "train pocket-lgq --data photos --out tokenizer"),
     ("cannot start from tokenizer, as its", "train pocket-lgq --data photos --start-from tokenizer"),
     ("cannot start from tokenizer", "train pocket-lgq --data photos --start-from tokenizer --dry-run"),
+    (
+        "--frozen-tokens keeps encoder and quantizer",
+        "train pocket-lgq --data photos --frozen-tokens --dry-run",
+    ),
     ("is a generator, and this needs", "train pocket-lgq --data photos --start-from generator"),
     ("there is no directory gone", "train pocket-lgq --data photos --start-from gone"),
     (
@@ -123,6 +127,11 @@ MISTAKES = [
     ("there is no directory rum: did you mean run?", "reconstruct rum photo.png"),
     ("one that save_pretrained wrote, photo-f8 or owner", "reconstruct gone photo.png"),
     ("there is nothing to reconstruct", "reconstruct run"),
+    (
+        "photos/cat is the folder of the images: give a new directory as --out.",
+        "reconstruct run photos/cat/0.png --out photos/cat",
+    ),
+    ("photos/new lies in the folder of images photos", "reconstruct run photo.png photos --out photos/new"),
     ("empty", "decode run empty"),
     ("empty", "decode empty"),
     ("there is nothing to decode", "decode"),
@@ -208,6 +217,9 @@ MISTAKES = [
     ("--images must be at least 1", "evaluate run --data photos --images 0"),
     ("--image-size must be", "evaluate run --data photos --image-size 0"),
     ("download the shards", f"evaluate run --data {STREAM}"),
+    ("photos is the folder of the images", "evaluate run --data photos --images 3 --out photos"),
+    ("photos/new lies in the folder of images photos", "evaluate run --data photos --out photos/new"),
+    ("photos/new lies in the folder of images photos", "evaluate generator --data photos --out photos/new"),
     *(
         (message, f"evaluate generator {options}")
         for message, options in (

@@ -7,7 +7,7 @@ import pickle
 import pytest
 from PIL import Image
 
-from lgq.data.folder import FolderDataset
+from lgq.data.folder import FileDataset, FolderDataset, require_apart
 from lgq.data.images import BrokenImage, DataError
 
 
@@ -98,3 +98,16 @@ def test_a_forbidden_folder_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=rf"cannot list {tmp_path}: Permission denied"):
         FolderDataset(tmp_path)
+
+
+@pytest.mark.parametrize("has_pictures", [True, False])
+def test_a_place_below_the_folder_of_a_named_file_is_free_and_the_folder_itself_is_not(
+    tmp_path, has_pictures
+):
+    file = put(tmp_path / "cats" / "a.png")
+    require_apart(file.parent / "pictures", FileDataset([file]), has_pictures=has_pictures)
+    require_apart(
+        tmp_path.parent / "pictures", FileDataset([file, tmp_path / "cats"]), has_pictures=has_pictures
+    )
+    with pytest.raises(DataError, match="is the folder of the images"):
+        require_apart(file.parent, FileDataset([file]), has_pictures=has_pictures)
