@@ -31,8 +31,8 @@ class View(Computes):
     port: int = PORT
     """Port of 127.0.0.1 that the page is served on; 0 takes a free one."""
     export: Path | None = None
-    """Write the page as this one HTML file instead of serving it: everything but editing works there, without
-    a server and a network."""
+    """Write the page as this one HTML file instead of serving it, to look at without a server and a network.
+    It has no editing, generating, LPIPS or opening of pictures of one's own, which need the models."""
     weights: WeightsChoice = "best"
     """Weights of a run to load: of the best validation, or of the last checkpoint."""
 
@@ -40,6 +40,8 @@ class View(Computes):
         if self.export is None:
             view(**vars(self), on_start=lambda address: say(f"open {address} in a browser; Ctrl-C ends it."))
             return 0
+        if self.generator is not None:
+            say("the saved page leaves the generator out, as it cannot draw without the model.")
         with progress_of("writing the page") as report:
             view(**vars(self), on_start=lambda _: None, on_progress=report)
         say(f"the page, {self.export.stat().st_size / 1e6:.1f} MB: {self.export}")

@@ -42,7 +42,8 @@ def view(
     generator: a generator, or what `load_generator` takes, to draw and redraw pictures with. Without `runs`,
         the page shows its tokenizer.
     port: port to listen on; 0 takes a free one.
-    export: write the page as this one HTML file instead, in which everything works but editing.
+    export: write the page as this one HTML file instead, without editing, generating, LPIPS and opening of
+        pictures of one's own, which need the models.
     weights: of a run, those of the best validation or those of the last checkpoint.
     device: where to compute, the words of `--device`.
     on_start: called with the address of the page, or the path of the file, as soon as it can be opened.

@@ -88,3 +88,10 @@ def test_the_command_writes_the_file_and_says_so(tmp_path, capsys):
     lgq("view", tmp_path / "mine", "--data", tmp_path / "photo.png", "--export", out)
     assert "MB" in capsys.readouterr().err
     assert answers(out.read_text())["/api/state"]["models"][0]["name"] == "mine"
+
+
+def test_the_command_says_that_the_file_has_no_generator(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lgq.cli.view.view", lambda *, export, **_: export.write_text("a page"))
+    for generator, said in (([], False), (["--generator", "drawer"], True)):
+        lgq("view", *generator, "--export", tmp_path / "page.html")
+        assert ("the saved page leaves the generator out" in capsys.readouterr().err) == said
