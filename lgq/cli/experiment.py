@@ -15,6 +15,8 @@ from lgq.experiments.runner import ExperimentOutcome, experiment
 from lgq.experiments.scales import WarmStart
 from lgq.training.settings import Precision
 
+_MINUTE = 60
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Computes):
@@ -24,7 +26,7 @@ class Experiment(Computes):
     """Experiment: autoencoder, comparison, codebook-size, logits, geometry, generation, regularizers,
     temperature, cost, scaling, search, gaussian, latents, modality, variants or cold."""
     scale: Literal["smoke", "pocket", "imagenet256"]
-    """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds (smoke)."""
+    """The paper's protocol (imagenet256), hours of two CPU cores (pocket), or seconds per row (smoke)."""
     data: str
     """Training images: a folder, a shard pattern such as train-{000..005}.tar, or `sample`."""
     val_data: str | None = None
@@ -103,9 +105,10 @@ def _table(outcome: ExperimentOutcome) -> Table:
     estimates, plan = outcome.estimates, outcome.plan
     title = plan.title + (f" ({plan.paper})" if plan.paper else "")
     finished = f"{sum(estimate.finished for estimate in estimates)} of {len(estimates)} rows are finished"
-    rest = _duration(sum(estimate.seconds or 0 for estimate in estimates))
+    seconds = sum(estimate.seconds or 0 for estimate in estimates)
+    rest = f"about {_duration(seconds)}" if seconds >= _MINUTE else "under a minute"
     unknown = sum(estimate.seconds is None and not estimate.finished for estimate in estimates)
-    caption = f"{finished}; training the others takes about {rest} here, without their evaluation"
+    caption = f"{finished}; training the others takes {rest} here, without their evaluation"
     if unknown:
         caption += f" and without {unknown} rows whose time is not known beforehand"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
@@ -125,4 +128,6 @@ def _table(outcome: ExperimentOutcome) -> Table:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return "< 1 min"  # in a cell, more words would fold the rows
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

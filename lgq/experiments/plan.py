@@ -216,7 +216,8 @@ def plan_rows(
             "generator_steps": scale.generator.loop.steps,
             "precision": scale.tokenizer.run.precision,
             "start_steps": scale.start.steps if scale.start else 0,
-            "measuring": to_json(scale.measuring),
+            # Without what is not limited: plans of before have no such settings.
+            "measuring": {k: v for k, v in to_json(scale.measuring).items() if v is not None},
         },
         rows=tuple(rows),
     )

@@ -358,7 +358,9 @@ def _encode_sources(
         (sources.reported, results.tokens(f"{tokenizer_id}-reported"), False),
     ]
     image_size = task.tokenizer.run.image_size
-    for data, out, flips in encoded:
+    most = context.planned.scale.measuring.encoded_images
+    for source, out, flips in encoded:
+        data = source if most is None else random_subset(source, most)
         _log.info("encoding %s images for %s", f"{len(data):,}", tokenizer_id)
         encode(tokenizer, data, out, image_size=image_size, flips=flips, on_progress=context.check_stop)
     return [out for _, out, _ in encoded]

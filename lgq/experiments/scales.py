@@ -43,6 +43,9 @@ class Measuring:
     samples: int = 50_000
     """Images that a generator samples with each seed."""
     sampling_seeds: tuple[int, ...] = (0, 1, 2, 3)
+    encoded_images: int | None = None
+    """Training images, and images of each half of the validation images, whose tokens a generator has, a
+    random subset; None takes all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,9 @@ def _smoke() -> Scale:
         latents_steps=3,
         latents_images=8,
         speech=SpeechSettings(codebook_size=32, start_steps=1, steps=2, batch_size=2),
-        measuring=Measuring(images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1)),
+        measuring=Measuring(
+            images=12, geometry_images=8, samples=12, sampling_seeds=(0, 1), encoded_images=64
+        ),
     )
 
 

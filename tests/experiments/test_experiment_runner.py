@@ -180,6 +180,15 @@ def test_a_generator_has_its_tokenizers_row_and_tokens_and_shows_what_the_others
     assert len({record["fid"]["reference_sha256"] for record in records.values()}) == 1
 
 
+def test_a_scale_may_limit_the_images_that_are_encoded_for_a_generator(images, out):
+    few = replace(SMOKE, measuring=replace(SMOKE.measuring, encoded_images=3))
+    run_tiny("generation", images, out, scale=few, only=["fsq"])
+    results = ResultsDirectory(out)
+    (record,) = (record for record in results.records().values() if record["kind"] == "generator")
+    for part in ("", "-choosing", "-reported"):
+        assert len(TokenDataset(results.tokens(f"{record['tokenizer']}{part}"))) == 3
+
+
 def test_more_seeds_are_more_rows_of_the_same_table_and_show_the_images_that_were_named(images, out):
     shown = SampleDataset("whole")
     for seeds in (2, 1):

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from lgq.errors import LGQError
 from lgq.experiments.option_search import choose_options
 from lgq.experiments.plan import plan_rows, run_id
 from lgq.experiments.results_directory import ResultsDirectory
-from lgq.experiments.scales import SCALES, named_scale
+from lgq.experiments.scales import SCALES, Measuring, named_scale
 from lgq.experiments.tables import EXPERIMENTS, named_experiment
 from lgq.experiments.tasks import (
     AutoencoderTask,
@@ -215,6 +215,18 @@ def test_a_setting_that_is_added_later_changes_no_id():
         text = json.dumps(task.identity())
         assert "weight_decay" not in text, "a default"
         assert "cosine" in text or isinstance(task, CostTask)
+
+
+@pytest.mark.parametrize("scale", [POCKET, PAPER], ids=["pocket", "imagenet256"])
+def test_only_the_smoke_scale_limits_the_images_of_a_generator_and_others_keep_their_ids(scale, images):
+    limited = replace(scale, measuring=replace(scale.measuring, encoded_images=64))
+    task = scale.generated("fsq")
+    assert SMOKE.measuring.encoded_images == 64
+    assert scale.measuring.encoded_images is None
+    assert run_id(task, limited, "images") != run_id(task, scale, "images")
+    assert "encoded_images" not in without_defaults(asdict(scale.measuring), asdict(Measuring()))
+    plan = plan_rows(EXPERIMENTS["generation"], scale, sources_of(images), "nowhere").plan
+    assert "encoded_images" not in plan.protocol["measuring"], "a directory of before takes more rows"
 
 
 def test_ablations_have_the_papers_budget_and_scaled_diversity_more_codes_than_tokens_of_a_batch():
