@@ -303,10 +303,11 @@ def warn_of_enlarged(sides: Int[Tensor, " n"], image_size: int, factor: int) -> 
     enlarged, smallest = int((sides < image_size).sum()), int(sides.min()) // factor * factor
     if not enlarged or rank() != 0:
         return
-    way_out = f"`image_size` {smallest} enlarges none" if smallest else "leave such small images out"
+    way_out = f"`image_size` {smallest} enlarges none" if smallest else "Leave such small images out"
+    are, were = ("is", "was") if enlarged == 1 else ("are", "were")
     warnings.warn(
-        f"{enlarged:,} of {len(sides):,} images are smaller than {image_size} x {image_size} pixels and were "
-        f"enlarged: figures and tokens are not those of the images as they are. {way_out}.",
+        f"{enlarged:,} of {len(sides):,} images {are} smaller than {image_size} x {image_size} pixels and "
+        f"{were} enlarged: figures and tokens are not those of the images as they are. {way_out}.",
         LGQWarning,
         stacklevel=3,
     )

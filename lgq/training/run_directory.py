@@ -131,7 +131,7 @@ def require_same_settings(
 
 
 def notice_run(run: Path, planned: dict[str, Any]) -> None:
-    """Log whether a directory holds a run, and whether a run with the planned settings would continue it.
+    """Log that a directory holds a run which planned settings continue; refuse those that cannot.
 
     Facts about the data, which a run finds out when it starts, are not compared.
     """
@@ -142,13 +142,11 @@ def notice_run(run: Path, planned: dict[str, Any]) -> None:
     known = before.keys() & now.keys()
     old, new = ({path: settings[path] for path in known} for settings in (before, now))
     if differences := _differences(old, new, validated=False):
-        _log.warning(
-            "%s holds a run with other settings, which these cannot continue: %s",
-            run,
-            ", ".join(differences.values()),
+        raise LGQError(
+            f"{run} holds a run with other settings, which these cannot continue: "
+            f"{', '.join(differences.values())}; choose another `out`."
         )
-    else:
-        _log.info("%s holds a run, which these settings continue", run)
+    _log.info("%s holds a run, which these settings continue", run)
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], *, validated: bool) -> dict[str, str]:

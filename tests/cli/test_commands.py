@@ -86,7 +86,8 @@ def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(capsys, tmp_path):
 
 def test_a_dry_run_says_whether_the_directory_holds_a_run_and_can_continue_it(run, capsys):
     before = sorted(run.rglob("*"))
-    train(run, "--dry-run", "--codebook-size", 8, "--batch-size", 3)
+    with pytest.raises(SystemExit, match="2"):
+        train(run, "--dry-run", "--codebook-size", 8, "--batch-size", 3)
     printed = capsys.readouterr()
     assert json.loads(printed.out)["codebook_size"] == 8
     (notice,) = (line for line in printed.err.splitlines() if "holds a run" in line)

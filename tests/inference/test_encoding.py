@@ -15,6 +15,7 @@ from token_sets import write_tokens
 from torch import Tensor
 
 from lgq.data import DataError, to_tensor
+from lgq.data.loader import warn_of_enlarged
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError, LGQWarning
@@ -387,3 +388,9 @@ def test_enlarged_images_are_counted_with_the_size_that_enlarges_none(tmp_path, 
     with pytest.warns(LGQWarning, match="3 of 4 images are smaller than 32 x 32") as warned:
         work(build(), photos, *out, image_size=2 * SIDE)
     assert [str(warning.message).endswith("`image_size` 16 enlarges none.") for warning in warned] == [True]
+
+
+def test_a_single_enlarged_image_is_told_in_a_sentence():
+    words = r"^1 of 2 images is smaller than 8 x 8 pixels and was enlarged: .* Leave such small images out\.$"
+    with pytest.warns(LGQWarning, match=words):
+        warn_of_enlarged(torch.tensor([1, 9]), 8, 2)

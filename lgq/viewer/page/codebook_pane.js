@@ -330,7 +330,7 @@ export function codebookPane(section) {
         Object.assign(slider, { max: history.steps.length - 1, value: history.steps.length - 1, disabled: false });
       }
     }
-    if (!history) moment.textContent = "no validations of a run to look back at";
+    if (!history) moment.textContent = "a run of two validations or more can be looked back at";
     field(colour).querySelector("[value=age]").disabled = !history;
     if (!history && field(colour).value === "age") field(colour).value = "use";
     describe();
