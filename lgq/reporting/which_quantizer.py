@@ -114,12 +114,21 @@ def picture(results: ResultSet) -> bytes:
             axes.annotate(reason, (0.5, 0.5), xycoords="axes fraction", ha="center", color=FAINT)
             axes.set(xticks=[], yticks=[])
             continue
+        places = _places(lines)
         for name, points in lines.items():
-            look = styles[name]
+            label, look = QUANTIZERS[name].label, styles[name]
+            # A panel with one place has a column for each quantizer in place of its axis.
+            along = [label] if len(places) == 1 else list(points)
             values = [panel.factor * sample.mean for sample in points.values()]
-            (line,) = axes.plot(list(points), values, color=look.light, marker=look.marker, linewidth=2)
-            shown.setdefault(QUANTIZERS[name].label, line)
-        _scale(axes, panel, sorted({place for points in lines.values() for place in points}))
+            (line,) = axes.plot(along, values, color=look.light, marker=look.marker, linewidth=2)
+            shown.setdefault(label, line)
+        if len(places) == 1:
+            axes.set_xlabel(f"at {places[0]:,.0f} {panel.label}")
+            axes.tick_params("x", labelrotation=40, labelsize=8)
+            axes.set_yscale("log" if panel.logarithmic else "linear")
+            axes.margins(0.08, 0.15)
+        else:
+            _scale(axes, panel, places)
     if shown:
         figure.legend(shown.values(), shown, loc="outside lower center", frameon=False, ncols=len(shown))
     return figure_png(figure)

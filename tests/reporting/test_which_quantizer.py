@@ -41,7 +41,7 @@ def world() -> dict[str, list[FakeRow]]:
         },
         "fsq": {
             1_024: {"lpips": [0.305, 0.304], "utilization": [0.99, 0.99], "psnr": [21.0, 21.0]},
-            16_384: {"lpips": [0.2100, 0.2101], "utilization": [0.50, 0.50], "psnr": [22.0, 22.0]},
+            16_384: {"lpips": [0.2100, 0.2102], "utilization": [0.50, 0.50], "psnr": [22.0, 22.0]},
         },
     }
     cold = {name: {16_384: {"psnr": [20.0 + more] * 2}} for name, more in (("lgq", 0.0), ("fsq", 1.5))}
@@ -169,6 +169,18 @@ def test_the_panel_on_shifted_data_names_its_number_of_codes(monkeypatch):
     picture(result_set_of(world()))
     assert titles[-1] == "Codes used on shifted data, %, 64 codes"
     assert titles[0] == PANELS[0].title
+
+
+def test_a_panel_with_one_codebook_size_has_a_column_for_each_quantizer(monkeypatch):
+    columns = []
+    plot = Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda axes, x, *y, **look: columns.append(x) or plot(axes, x, *y, **look)
+    )
+    values = {"lpips": [0.2], "utilization": [0.3]}
+    rows = over_sizes({"lgq": {16_384: values}, "fsq": {16_384: values}})
+    picture(result_set_of({"comparison": rows}))
+    assert columns == 2 * [["LGQ"], ["FSQ"]]
 
 
 @pytest.mark.parametrize("records", [world(), {}], ids=["all", "none"])
