@@ -150,7 +150,8 @@ def evaluate(
     weights: weights of a run.
     device: where to compute, the words of `--device`; with "auto", a model stays on its device.
     out: directory for the record (results.jsonl) and pictures, outside of a folder of `data`; None for
-        RUN/evaluation, or for no files if `source` is no directory: a model, `photo-f8`, or a name on the Hub.
+        RUN/evaluation, or for no files if `source` is no directory: a model, `photo-f8`, or a name on the
+        Hub.
     on_progress: called with images done and in all, from 0 again for each part of the work.
     """
     given = _given_options(locals())
