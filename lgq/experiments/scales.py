@@ -7,7 +7,7 @@ only in what their table varies.
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lgq.checks import require_known
+from lgq.checks import require_at_least, require_known
 from lgq.experiments.quantizer_alone import AloneSettings
 from lgq.experiments.speech import SpeechSettings
 from lgq.experiments.tasks import (
@@ -163,6 +163,8 @@ class Scale:
         warm_start: WarmStart = "auto",
     ) -> "Scale":
         """Return the scale with other numbers of steps, another precision or start, the same for all rows."""
+        require_at_least(1, steps=1 if steps is None else steps)
+        require_at_least(1, generator_steps=1 if generator_steps is None else generator_steps)
 
         def adjust(task: TokenizerTask) -> TokenizerTask:
             start = None if warm_start == "never" else task.start

@@ -25,7 +25,7 @@ from lgq.reporting.result_set import (
 )
 
 NOT_GIVEN = "-"
-_BUSY_MARK = " \N{DAGGER}"
+_BUSY_MARK = " *"
 PrintedValue = float | str
 """A number that the paper prints, or words in its place; empty where it prints nothing."""
 

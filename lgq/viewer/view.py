@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lgq
 from lgq.errors import LGQError
 from lgq.files import WeightsChoice
-from lgq.model_sources import require_findable, require_kind
+from lgq.model_sources import CONFIG, require_findable, require_kind
 from lgq.progress import Progress, unwatched
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def _require_models(
         if isinstance(run, str | Path):
             require_findable(run)
             require_kind(run, "tokenizer", way_out=f"use `generator` {run}")
+            if Path(run).is_dir() and not (Path(run) / CONFIG).is_file():
+                raise LGQError(f"{run} holds no run and no saved model: give a folder of images as `data`.")
     if isinstance(generator, str | Path):
         require_findable(generator)
         require_kind(generator, "generator")

@@ -155,6 +155,7 @@ MISTAKES = [
     ("is a stream", "shard 'pipe:cat a.tar'"),
     ("--shard-size must be at least 1", "shard photos --shard-size 0"),
     ("--data takes", f"experiment comparison --scale smoke --data {STREAM}"),
+    ("--steps must be at least 1, got -4", "experiment comparison --scale smoke --data photos --steps -4"),
     ("--val-data takes", f"experiment comparison --scale smoke --data photos --val-data {STREAM}"),
     ("--show takes", f"experiment comparison --scale smoke --data photos --show {STREAM}"),
     # Drawing images.

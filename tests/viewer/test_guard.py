@@ -273,6 +273,10 @@ def test_a_model_of_the_wrong_kind_is_named_before_the_address(tmp_path):
         view(["photo-f8", generator], port=0, on_start=started.append)
     with pytest.raises(ValueError, match="photo-f8 is a tokenizer, and this needs a generator"):
         view(generator="photo-f8", port=0, on_start=started.append)
+    with pytest.raises(
+        ValueError, match="holds no run and no saved model: give a folder of images as `data`"
+    ):
+        view([tmp_path], port=0, on_start=started.append)
     with pytest.raises(ValueError, match="no directory photo-f9: did you mean photo-f8"):
         view(["photo-f9"], port=0, on_start=started.append)
     assert not started
