@@ -147,6 +147,16 @@ def test_a_rule_of_its_own_that_encode_does_not_know_is_warned_of_once():
         Toy(DIM, 256, seed=0)(z)
 
 
+def test_values_that_are_not_those_of_its_codes_are_warned_of():
+    class Doubled(Toy):
+        def quantize_vectors(self, z):
+            result = super().quantize_vectors(z)
+            return Quantized(2 * result.quantized, result.indices, result.loss, result.terms)
+
+    with pytest.warns(LGQWarning, match="Doubled returned other values than `lookup` of its indices"):
+        Doubled(DIM, SIZE, seed=0)(torch.randn(30, DIM))
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("broken", "message"),

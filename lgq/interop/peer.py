@@ -31,6 +31,8 @@ _INSTEAD = {"num_codebooks": "train a Grouped of one quantizer per codebook"}
 """What to train in place of an option."""
 _INVERSE_TEMPERATURE = 100.0
 """Inverse temperature of the peer's LFQ, an argument of its `forward`."""
+_EPSILON = 1e-5
+"""Smoothing of the counts of running means in `VQ`."""
 
 
 @torch.no_grad()
@@ -73,7 +75,8 @@ def _channel_dim(module: Any) -> int:
     return 1 if first or not all(getattr(part, "channel_last", True) for part in parts) else -1
 
 
-def _vq(module: Any, channel_dim: int) -> Quantizer:
+def _vq(module: Any, channel_dim: int, *, shared: bool = False) -> Quantizer:
+    """shared: the codebook serves all stages of a ResidualVQ, which updates it once per batch."""
     book = module._codebook
     _refuse(
         module,
@@ -88,7 +91,16 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook_diversity_loss_weight=module.codebook_diversity_loss_weight,
         sync_update_v=module.sync_update_v,
         stochastic_sample_codes=book.gumbel_sample.keywords["stochastic"],
+        manual_ema_update=book.manual_ema_update and not shared,
+        in_place_codebook_optimizer=module.in_place_codebook_optimizer is not None,
+        **{
+            "route_gradients_to_input=False": not module.route_gradients_to_input,
+            f"eps={book.eps:g}": book.ema_update and book.eps != _EPSILON,
+            "noise of directional_reparam": module.directional_reparam,
+        },
     )
+    # Codes that learn neither by running means nor by gradients stay as they are.
+    frozen = module.freeze_codebook or not (book.ema_update or module.learnable_codebook)
     width = book.embed.shape[-1]
     if module.heads > 1 and module.has_projections:
         raise LGQError(
@@ -111,9 +123,9 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         "init": "normal" if book.initted else "kmeans",
         "seed": 0,
     }
-    if module.freeze_codebook and not book.initted:
+    if frozen and not book.initted:
         raise LGQError(
-            "VectorQuantize with `freeze_codebook` and `kmeans_init` has no codes yet: give it one training "
+            "VectorQuantize with frozen codes and `kmeans_init` has no codes yet: give it one training "
             "batch, then convert it."
         )
     codebooks = []
@@ -124,7 +136,7 @@ def _vq(module: Any, channel_dim: int) -> Quantizer:
         codebook.sums.copy_(sums)
         codebook.counts.copy_(counts)
         codebook.codes_are_given = True
-        if module.freeze_codebook:
+        if frozen:
             codebook.freeze(codes_only=True)
         codebooks.append(codebook)
     if module.heads > 1:
@@ -150,7 +162,7 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
         beam_size=module.beam_size,
     )
     if module.shared_codebook:
-        stages = [_vq(module.layers[0], channel_dim)] * len(module.layers)
+        stages = [_vq(module.layers[0], channel_dim, shared=True)] * len(module.layers)
     else:
         stages = [_vq(layer, channel_dim) for layer in module.layers]
     detaches = len(stages) > 1 and module.quant_grad_frac != 1
@@ -165,6 +177,12 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
 
 def _dropout(module: Any, stages: int) -> float:
     """Return the probability of fewer stages: there, their number is drawn from 1 to all with equal one."""
+    if module.quantize_dropout:
+        _leave_behind(
+            module,
+            quantize_dropout_cutoff_index=module.quantize_dropout_cutoff_index != 0,
+            quantize_dropout_multiple_of=module.quantize_dropout_multiple_of != 1,
+        )
     return 1 - 1 / stages if module.quantize_dropout else 0.0
 
 
@@ -227,7 +245,9 @@ def _lfq(module: Any, channel_dim: int) -> Quantizer:
     )
     _leave_behind(
         module,
+        codebook_scale=module.codebook_scale != 1,
         diversity_gamma=module.diversity_gamma != 1,
+        frac_per_sample_entropy=module.frac_per_sample_entropy != 1,
         straight_through_activation=not isinstance(module.activation, nn.Identity),
         soft_clamp_input_value=module.soft_clamp_input_value,
         experimental_softplus_entropy_loss=module.experimental_softplus_entropy_loss,

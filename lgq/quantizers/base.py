@@ -66,6 +66,8 @@ _NARROW = 32
 """Number of columns below which products of a long matrix are slow if it is stored by rows."""
 _FEWEST_VECTORS = 8
 """Vectors of a batch below which its mean and spread say little."""
+_ROUNDING = 1e-3
+"""Largest difference, relative to the largest code, that counts as none."""
 _FARTHEST_MEAN = 3.0
 """Mean of latents, in units of their spread, beyond which most codes around the origin are never chosen."""
 
@@ -208,10 +210,12 @@ class Quantizer(nn.Module, ABC):
         codes, indices, loss = result
         return Quantized(self.project_out(codes), indices, loss, result.terms)
 
+    @torch.no_grad()
     def _check_own(self, z: Float[Tensor, "n c"], result: Quantized) -> None:
         """Refuse the first result of a class that is not of this package if it breaks the contract.
 
-        Warn where `select`, by which `encode` chooses, chooses otherwise; a class may draw codes on purpose.
+        Warn where `select`, by which `encode` chooses, chooses otherwise, as a class may draw codes on
+        purpose, and where `lookup`, by which `decode` goes, has other values.
         """
         name, (codes, indices, loss) = type(self).__name__, result
         z = z if self.codebook_dim is None else self.project_in(z)
@@ -230,6 +234,12 @@ class Quantizer(nn.Module, ABC):
             warn(
                 f"quantize_vectors of {name} chose other codes than its `select` for {differs:.0%} of the "
                 "vectors: `encode` and evaluation choose by `select`, so put the choice there, and call it."
+            )
+        decoded = self.lookup(indices)
+        if len(z) and (codes - decoded).abs().max() > _ROUNDING * decoded.abs().max():
+            warn(
+                f"quantize_vectors of {name} returned other values than `lookup` of its indices: `decode` "
+                "and evaluation take those of `lookup`, so tokens decode to something else than training saw."
             )
 
     def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:

@@ -50,7 +50,7 @@ class DataInitQuantizer(Quantizer):
 
     @torch.no_grad()
     def set_codebook(self, codes: Float[Tensor, "k c"]) -> None:
-        """Begin training with these codes, whatever `init` says."""
+        """Begin training with these codes, in units of the latents, whatever `init` says."""
         require_tensor("codes", codes)
         if codes.shape != (self.codebook_size, self.code_dim):
             raise LGQError(
@@ -59,6 +59,15 @@ class DataInitQuantizer(Quantizer):
             )
         if has_values(codes) and not torch.isfinite(codes).all():
             raise LGQError("the codes contain NaN or infinity: take those of a sound training.")
+        self.begin_with(self.given_codes(codes))
+
+    def given_codes(self, codes: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+        """Return codes in units of the latents as `write_codes` takes them."""
+        return codes
+
+    @torch.no_grad()
+    def begin_with(self, codes: Float[Tensor, "k c"]) -> None:
+        """Begin training with these codes, as `codebook` holds them."""
         self.write_codes(codes)
         self.needs_data_init, self.codes_are_given = False, True
 
@@ -85,7 +94,7 @@ class DataInitQuantizer(Quantizer):
             codes = self.data_init_codes(z)
         else:
             codes = z.new_empty(self.codebook_size, self.code_dim)
-        self.set_codebook(broadcast_from_first(codes))
+        self.begin_with(broadcast_from_first(codes))
         self.begin_batch()  # again, as the codes are others now
 
     def _watch_start(self, z: Float[Tensor, "n c"]) -> None:

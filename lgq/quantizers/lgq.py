@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lgq.checks import require_above_zero, require_at_least, require_one_of
 from lgq.distributed import sum_over_ranks
-from lgq.errors import warn
+from lgq.errors import LGQError, warn
 from lgq.ops.assignment import CodebookGradient, soft_assignment
 from lgq.ops.numerics import mean, mse
 from lgq.ops.search import nearest_codes, sample_codes, squared_distances
@@ -268,6 +268,17 @@ class LGQ(DataInitQuantizer):
             old = (torch.zeros_like(self.latent_mean), rms, torch.full_like(self.measured_batches, -1))
             state_dict.update({f"{prefix}{name}": value for name, value in zip(_MEASURES, old, strict=True)})
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def given_codes(self, codes: Float[Tensor, "k c"]) -> Float[Tensor, "k c"]:
+        if self.scale == "unit":
+            return codes
+        if self.measured_batches == 0:
+            raise LGQError(
+                'LGQ with scale="data" has measured no latents yet, so it cannot bring codes to their units: '
+                'call set_codebook after one training batch, or take scale="unit".'
+            )
+        mean, spread = self._measures(codes.dtype)
+        return (codes - mean) / spread
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         self.codebook.copy_(codes)

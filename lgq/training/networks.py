@@ -163,7 +163,7 @@ def _take_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:
     if quantizer.code_dim != smaller.code_dim:
         return False
     quantizer.load_state_dict(own | {key: state[key] for key in own if own[key].shape == state[key].shape})
-    quantizer.set_codebook(split_codes(state["codebook"], size, seed=quantizer.seed))
+    quantizer.begin_with(split_codes(state["codebook"], size, seed=quantizer.seed))
     return True
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ from lgq.interop import from_vector_quantize_pytorch
 from lgq.quantizers import Quantizer
 from lgq.quantizers.base import _NAMES_OF_THE_PEER
 
-pytestmark = pytest.mark.filterwarnings("ignore:quant_grad_frac=0", "ignore:stage-wise gradient")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:quant_grad_frac=0",
+    "ignore:stage-wise gradient",
+    "ignore:noise of directional_reparam",
+    "ignore:codebook_scale of LFQ",
+)
 PAGE = Path(__file__).parents[2] / "docs" / "from-vector-quantize-pytorch.md"
 DIM, SIZE = 8, 32
 LAST, FIRST = (2, 20, DIM), (2, DIM, 4, 5)
@@ -276,7 +282,7 @@ def test_dropout_of_stages_and_spheres_convert():
         ),
         (
             lambda: peer.VectorQuantize(DIM, SIZE, freeze_codebook=True, kmeans_init=True),
-            "`freeze_codebook` and `kmeans_init` has no codes yet: give it one training batch",
+            "frozen codes and `kmeans_init` has no codes yet: give it one training batch",
         ),
         (lambda: peer.FSQ([8, 5], preserve_symmetry=True), "`preserve_symmetry` of FSQ has no counterpart"),
         (
@@ -314,6 +320,57 @@ def test_what_changes_only_the_training_is_a_warning():
     two = "orthogonal_reg_weight, codebook_diversity_loss_weight of VectorQuantize stay behind"
     with pytest.warns(LGQWarning, match=two):
         from_vector_quantize_pytorch(module)
+
+
+@pytest.mark.parametrize(
+    ("make", "left"),
+    [
+        (
+            lambda: peer.VectorQuantize(DIM, SIZE, route_gradients_to_input=False),
+            "route_gradients_to_input=False",
+        ),
+        (lambda: peer.VectorQuantize(DIM, SIZE, manual_ema_update=True), "manual_ema_update"),
+        (lambda: peer.VectorQuantize(DIM, SIZE, eps=0.1), "eps=0.1"),
+        (
+            lambda: peer.VectorQuantize(
+                DIM,
+                SIZE,
+                learnable_codebook=True,
+                ema_update=False,
+                in_place_codebook_optimizer=torch.optim.Adam,
+            ),
+            "in_place_codebook_optimizer",
+        ),
+        (
+            lambda: peer.LFQ(codebook_size=SIZE, frac_per_sample_entropy=0.5, channel_first=False),
+            "frac_per_sample",
+        ),
+        (lambda: peer.LFQ(codebook_size=SIZE, codebook_scale=0.5, channel_first=False), "codebook_scale"),
+        *(
+            (
+                lambda option=option: peer.ResidualVQ(
+                    dim=DIM, codebook_size=SIZE, num_quantizers=4, quantize_dropout=True, **option
+                ),
+                next(iter(option)),
+            )
+            for option in ({"quantize_dropout_cutoff_index": 1}, {"quantize_dropout_multiple_of": 2})
+        ),
+    ],
+)
+def test_every_option_that_only_the_training_of_the_peer_has_is_named(make, left):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.warns(LGQWarning, match=left):
+            from_vector_quantize_pytorch(make())
+
+
+def test_codes_that_learn_in_no_way_there_stay_as_they_are_here():
+    module = peer.VectorQuantize(DIM, SIZE, ema_update=False).train()
+    q, codes = from_vector_quantize_pytorch(module), module.codebook.clone()
+    for _ in range(3):
+        z = torch.randn(LAST)
+        assert torch.equal(q(z).indices, module(z)[1])
+    assert torch.equal(q.codebook, codes)
 
 
 def rows_of_the_page() -> dict[str, set[str]]:

@@ -429,6 +429,17 @@ def test_latents_that_are_all_equal_give_finite_gradients(value):
     assert len(q(torch.randn(30, DIM)).indices.unique()) > 5
 
 
+def test_given_codes_are_in_units_of_the_latents_whatever_the_scale():
+    q, z = LGQ(DIM, SIZE, scale="data"), 3 * torch.randn(200, DIM) + 10
+    codes = z[:SIZE].clone()
+    with pytest.raises(LGQError, match=r"measured no latents yet.*after one training batch"):
+        q.set_codebook(codes)
+    q(z)
+    q.set_codebook(codes)
+    torch.testing.assert_close(q.decode(torch.arange(SIZE)), codes)
+    assert torch.equal(q.eval().encode(codes), torch.arange(SIZE))
+
+
 def test_another_batch_may_be_measured_before_the_backward_pass():
     q, z = LGQ(DIM, SIZE, scale="data").double(), latents().requires_grad_()
     twin = copy.deepcopy(q)
