@@ -197,10 +197,12 @@ def test_reconstruct_skips_what_is_too_large_and_does_the_rest(tmp_path, caplog)
 def test_reconstruct_says_that_attention_over_a_large_image_takes_a_while(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("lgq.inference.reconstruct._MANY_POSITIONS", 99)
     monkeypatch.setitem(_MOST_POSITIONS, "cpu", 100)
+    images = tmp_path / "images"
+    images.mkdir()
     for name, size in {"a": (39, 40), "b": (41, 40)}.items():
-        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+        Image.new("RGB", size).save(images / f"{name}.png")
     with caplog.at_level("INFO", "lgq"):
-        reconstruct(build(ATTENDING), tmp_path, tmp_path / "out")
+        reconstruct(build(ATTENDING), images, tmp_path / "out")
     assert caplog.text.count("takes a while") == 1
     assert "a.png: attention over all of its 39 x 40 pixels takes a while" in caplog.text
     assert "b.png is skipped: 41 x 40 pixels are too many" in caplog.text

@@ -93,7 +93,7 @@ class FileDataset:
 
 
 def require_apart(out: Path, dataset: ImageDataset, *, has_pictures: bool) -> None:
-    """Refuse to write into the folder of a data set, or into that of an image which is named by itself.
+    """Refuse to write into a folder whose images are a data set; images that are named one by one have none.
 
     has_pictures: whether pictures are written, which would be images of the data set in a folder below too.
     """
@@ -104,11 +104,11 @@ def require_apart(out: Path, dataset: ImageDataset, *, has_pictures: bool) -> No
     else:
         given = dataset.given if isinstance(dataset, FileDataset) else []
     place = out.resolve()
-    for path in given:
-        root = (path if path.is_dir() else path.parent).resolve()
+    for path in filter(Path.is_dir, given):
+        root = path.resolve()
         if place == root:
             raise DataError(f"{out} is the folder of the images: give a new directory as `out`.")
-        if not has_pictures or not path.is_dir() or not place.is_relative_to(root):
+        if not has_pictures or not place.is_relative_to(root):
             continue
         if not any(part.startswith(".") for part in place.relative_to(root).parts):
             raise DataError(

@@ -229,7 +229,7 @@ class Quantizer(nn.Module, ABC):
             if not is_kept:
                 raise LGQError(f"quantize_vectors of {name} must return {rule}.")
         self.checked_indices(indices)
-        differs = (self.select(z) != indices).double().mean().item() if len(z) else 0.0
+        differs = (self.select(z) != indices).float().mean().item() if len(z) else 0.0
         if differs:
             warn(
                 f"quantize_vectors of {name} chose other codes than its `select` for {differs:.0%} of the "

@@ -129,7 +129,7 @@ MISTAKES = [
     ("there is nothing to reconstruct", "reconstruct run"),
     (
         "photos/cat is the folder of the images: give a new directory as --out.",
-        "reconstruct run photos/cat/0.png --out photos/cat",
+        "reconstruct run photos/cat --out photos/cat",
     ),
     ("photos/new lies in the folder of images photos", "reconstruct run photo.png photos --out photos/new"),
     ("empty", "decode run empty"),

@@ -101,13 +101,9 @@ def test_a_forbidden_folder_is_one_clear_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_pictures", [True, False])
-def test_a_place_below_the_folder_of_a_named_file_is_free_and_the_folder_itself_is_not(
-    tmp_path, has_pictures
-):
+def test_files_that_are_named_keep_no_folder_for_themselves(tmp_path, has_pictures):
     file = put(tmp_path / "cats" / "a.png")
-    require_apart(file.parent / "pictures", FileDataset([file]), has_pictures=has_pictures)
-    require_apart(
-        tmp_path.parent / "pictures", FileDataset([file, tmp_path / "cats"]), has_pictures=has_pictures
-    )
+    for place in (file.parent, file.parent / "pictures"):
+        require_apart(place, FileDataset([file]), has_pictures=has_pictures)
     with pytest.raises(DataError, match="is the folder of the images"):
-        require_apart(file.parent, FileDataset([file]), has_pictures=has_pictures)
+        require_apart(file.parent, FileDataset([file, file.parent]), has_pictures=has_pictures)
