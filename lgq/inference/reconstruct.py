@@ -61,7 +61,7 @@ def reconstruct(
     """Write each image beside its reconstruction, as `<name>-reconstructed.png` in a directory.
 
     images: files, and folders that stand for all images below them; pictures of those keep their subfolders.
-    out: directory for the pictures, outside of these folders, and not that of a file.
+    out: directory for the pictures, outside of folders that stand for images.
     image_size: side to which the centre square of each image is resized; None keeps the size of the images.
 
     Without `image_size`, the last row and column are repeated to a multiple of f, and cut off again in the
