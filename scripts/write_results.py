@@ -104,7 +104,7 @@ def headline_png(results: ResultSet) -> bytes:
             panel.set_ylim(0, 105)
     handles, labels = panels[0].get_legend_handles_labels()
     if labels:
-        figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=len(labels))
+        figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=min(5, len(labels)))
     return figure_png(figure)
 
 

@@ -19,6 +19,7 @@ from lgq.plots.palette import styles_of
 from lgq.quantizers import QUANTIZERS
 from lgq.reporting.result_set import ResultSet, RunRecord, Sample, compare_samples, sample_of
 
+_LEGEND_COLUMNS = 5
 _WELL_USED = 0.9
 """Share of the codes from which on a codebook counts as used."""
 _STARTED = ("tokenizer", "latents")
@@ -130,7 +131,7 @@ def picture(results: ResultSet) -> bytes:
         else:
             _scale(axes, panel, places)
     if shown:
-        figure.legend(shown.values(), shown, loc="outside lower center", frameon=False, ncols=len(shown))
+        figure.legend(shown.values(), shown, loc="outside lower center", frameon=False, ncols=_LEGEND_COLUMNS)
     return figure_png(figure)
 
 
