@@ -20,7 +20,11 @@ _FARTHEST_VALUE = 2.0
 
 def _require(holds: Callable[[Any], bool], rule: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if not holds(value):
+        try:
+            held = holds(value)
+        except (TypeError, RuntimeError):  # what cannot be compared with a number
+            held = False
+        if not held:
             raise LGQError(f"`{name}` must {rule}, got {value!r}.")
 
 

@@ -27,7 +27,7 @@ from lgq.data.images import SUFFIXES, Subset, random_subset
 from lgq.data.loader import warn_of_enlarged
 from lgq.data.tokens import TokenDataset, TokenMeaning, require_same_meaning
 from lgq.distributed import rank
-from lgq.errors import LGQError
+from lgq.errors import LGQError, warn
 from lgq.files import WeightsChoice, require_writable, write_file
 from lgq.hub import ModelKind, model_kind, published_weights, run_directory_of, run_settings
 from lgq.inference import Device, generator_on_device, tokenizer_on_device
@@ -165,6 +165,8 @@ def evaluate(
     if dataset is not None and out is not None:
         require_apart(Path(out), dataset, has_pictures=True)
     if dataset is not None and images is not None:
+        if images > len(dataset):
+            warn(f"{dataset!r} has {len(dataset):,} images, fewer than `images` {images:,}: all are taken.")
         dataset = random_subset(dataset, images)
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
     if kind == "tokenizer":

@@ -30,7 +30,7 @@ TIERS = [
     {"__main__"},
 ]
 """Packages and modules from the lowest to the highest; those of one tier do not import each other."""
-MOST_FILES, MOST_FILES_PER_PACKAGE = 171, 16
+MOST_FILES, MOST_FILES_PER_PACKAGE = 173, 16
 SOURCES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 

@@ -73,6 +73,12 @@ def test_a_directory_gets_a_record_and_pictures(saved, photos, networks):
     assert record.fields["command"] == [*command, "--batch-size", "4", "--workers", "0"]
 
 
+def test_fewer_images_than_asked_for_are_said(saved, photos):
+    with pytest.warns(LGQWarning, match=r"photos.* has 12 images, fewer than `images` 9,999: all are taken"):
+        record = lgq.evaluate(saved, photos, images=9_999, image_size=SIDE, **FAST)
+    assert record.fields["images"] == 12
+
+
 def test_a_continuous_autoencoder_is_measured_by_all_but_codes(photos, tmp_path):
     Tokenizer(BACKBONE, CONTINUOUS, codebook_size=1).save_pretrained(tmp_path / "saved")
     record = lgq.evaluate(tmp_path / "saved", photos, image_size=SIDE, **FAST)

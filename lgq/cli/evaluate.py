@@ -17,10 +17,10 @@ from lgq.files import WeightsChoice
 from lgq.models.sampling import Sampling
 from lgq.random import SAMPLING_BATCH
 
+_MANY_CODES = 100
+"""Perplexity from which tenths of a code say nothing."""
 Columns = dict[str, tuple[str, Callable[[float], str]]]
 """Heading and format of each metric."""
-
-
 _TOKENIZER_COLUMNS: Columns = {
     "psnr": ("PSNR", "{:.2f}".format),
     "ssim": ("SSIM", "{:.4f}".format),
@@ -28,7 +28,7 @@ _TOKENIZER_COLUMNS: Columns = {
     "reconstruction_loss": ("rec. loss", "{:.4f}".format),
     "rfid": ("rFID", "{:.2f}".format),
     "utilization": ("util.", "{:.1%}".format),
-    "perplexity": ("perplexity", "{:,.0f}".format),
+    "perplexity": ("perplexity", lambda codes: f"{codes:,.{0 if codes >= _MANY_CODES else 1}f}"),
 }
 """Columns of the paper, in its order."""
 _SAMPLE_COLUMNS: Columns = {

@@ -25,7 +25,7 @@ from lgq.quantizers import (
     ResidualFSQ,
     SimVQ,
 )
-from lgq.quantizers.base import Projection
+from lgq.quantizers.projection import Projection
 
 _INSTEAD = {"num_codebooks": "train a Grouped of one quantizer per codebook"}
 """What to train in place of an option."""

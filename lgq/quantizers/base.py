@@ -1,6 +1,6 @@
 """The contract of every quantizer: latents in; codes, indices and a loss out, in any tensor layout.
 
-n = vectors, k = codes, c = channels, i = input channels, o = output channels.
+n = vectors, k = codes, c = channels.
 """
 
 import difflib
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from lgq.checks import (
     has_values,
     is_exported,
-    is_jit_traced,
     is_recomputed,
     require_at_least,
     require_channels,
@@ -31,7 +30,9 @@ from lgq.checks import (
 from lgq.errors import LGQError, warn
 from lgq.ops.numerics import at_least_float32, outside_autocast
 from lgq.ops.search import Score, nearest_codes
-from lgq.quantizers.quantized import Quantized
+from lgq.quantizers import peer_names
+from lgq.quantizers.projection import Projection
+from lgq.quantizers.quantized import Quantized, require_contract
 
 NO_CODE = -1
 """Index of a vector that is masked, or of a stage that dropout skipped; it decodes to zero."""
@@ -39,35 +40,10 @@ NO_CODE = -1
 CodeScore = Literal["l2", "dot", "cosine"]
 """Scores of codes: negative squared distance, inner product, or cosine of the angle."""
 
-_NAMES_OF_THE_PEER = {
-    "accept_image_fmap": "channel_dim=1",
-    "channel_first": "channel_dim=1",
-    "channel_last": "channel_dim",
-    "ema_update": 'learning="ema"',
-    "entropy_loss_weight": "entropy_weight",
-    "freeze_codebook": "q.freeze(codes_only=True)",
-    "heads": "Grouped.of",
-    "kmeans_init": 'init="kmeans"',
-    "learnable_codebook": 'learning="gradient"',
-    "num_codebooks": "Grouped.of",
-    "num_quantizers": "Residual.of",
-    "orthogonal_reg_weight": "restart_below",
-    "rotation_trick": 'gradient="rotation"',
-    "sample_codebook_temp": "sample_temperature",
-    "scales": "sizes",
-    "stochastic_sample_codes": "sample_temperature",
-    "threshold_ema_dead_code": "restart_below",
-    "use_cosine_sim": 'score="cosine"',
-}
-"""Options of vector-quantize-pytorch that have another name here, which newcomers try first."""
 _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
-_NARROW = 32
-"""Number of columns below which products of a long matrix are slow if it is stored by rows."""
 _FEWEST_VECTORS = 8
 """Vectors of a batch below which its mean and spread say little."""
-_ROUNDING = 1e-3
-"""Largest difference, relative to the largest code, that counts as none."""
 _FARTHEST_MEAN = 3.0
 """Mean of latents, in units of their spread, beyond which most codes around the origin are never chosen."""
 
@@ -187,6 +163,15 @@ class Quantizer(nn.Module, ABC):
                 dtype = torch.promote_types(dtype, torch.float32)
             setattr(self, name, torch.tensor(values, dtype=dtype, device=device or buffer.device))
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in peer_names.METHODS:
+                raise
+            hint = f"{peer_names.METHODS[name]} takes its place (docs/from-vector-quantize-pytorch.md)"
+            raise AttributeError(f"{type(self).__name__} has no {name}: {hint}") from error
+
     @abstractmethod
     def quantize_vectors(self, z: Float[Tensor, "n c"]) -> Quantized:
         """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast.
@@ -204,43 +189,11 @@ class Quantizer(nn.Module, ABC):
             )
         if not self._is_known and has_values(z):
             self._is_known = True
-            self._check_own(z, result)
+            require_contract(self, z if self.codebook_dim is None else self.project_in(z), result)
         if self.codebook_dim is None:
             return result
         codes, indices, loss = result
         return Quantized(self.project_out(codes), indices, loss, result.terms)
-
-    @torch.no_grad()
-    def _check_own(self, z: Float[Tensor, "n c"], result: Quantized) -> None:
-        """Refuse the first result of a class that is not of this package if it breaks the contract.
-
-        Warn where `select`, by which `encode` chooses, chooses otherwise, as a class may draw codes on
-        purpose, and where `lookup`, by which `decode` goes, has other values.
-        """
-        name, (codes, indices, loss) = type(self).__name__, result
-        z = z if self.codebook_dim is None else self.project_in(z)
-        rules = {
-            f"codes of shape {tuple(z.shape)}, got {tuple(codes.shape)}": codes.shape == z.shape,
-            f"indices of shape {(len(z), *self.index_shape)} in int64, got {tuple(indices.shape)} in "
-            f"{indices.dtype}": indices.shape == (len(z), *self.index_shape) and indices.dtype == torch.int64,
-            f"a loss of shape (), got {tuple(loss.shape)}": loss.shape == (),
-        }
-        for rule, is_kept in rules.items():
-            if not is_kept:
-                raise LGQError(f"quantize_vectors of {name} must return {rule}.")
-        self.checked_indices(indices)
-        differs = (self.select(z) != indices).float().mean().item() if len(z) else 0.0
-        if differs:
-            warn(
-                f"quantize_vectors of {name} chose other codes than its `select` for {differs:.0%} of the "
-                "vectors: `encode` and evaluation choose by `select`, so put the choice there, and call it."
-            )
-        decoded = self.lookup(indices)
-        if len(z) and (codes - decoded).abs().max() > _ROUNDING * decoded.abs().max():
-            warn(
-                f"quantize_vectors of {name} returned other values than `lookup` of its indices: `decode` "
-                "and evaluation take those of `lookup`, so tokens decode to something else than training saw."
-            )
 
     def assign(self, z: Float[Tensor, "n c"]) -> Int[Tensor, "n ..."]:
         """Call `select`, which has no gradients, behind the projection of `codebook_dim`."""
@@ -484,7 +437,7 @@ def _after_loading(quantizer: nn.Module, _missing_and_unexpected_keys: Any) -> N
 
 
 def _no_such_option(quantizer: str, name: str, options: list[str]) -> str:
-    ours = _NAMES_OF_THE_PEER.get(name, "")
+    ours = peer_names.OPTIONS.get(name, "")
     option, _, _ = ours.partition("=")
     # A method or a composition suits every quantizer, an option only those that have it.
     if "." in option or option in options:
@@ -528,41 +481,3 @@ def _put_back(values: Tensor, kept: _Kept | None, fill: int) -> Tensor:
 
 def _unflatten(indices: Tensor, tokens: torch.Size) -> Tensor:
     return indices.reshape((*tokens, *indices.shape[1:]))
-
-
-class Projection(nn.Module):
-    """Linear layer of a fixed seed that computes in float32 or better, whatever its weights are.
-
-    Rounding to bf16 would move vectors across the border between two codes.
-    """
-
-    def __init__(self, inputs: int, outputs: int, *, bias: bool = True, seed: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
-        self.reset_parameters(seed)
-
-    @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        bound = self.weight.shape[1] ** -0.5
-        for parameter in self.parameters():
-            initial = torch.empty(parameter.shape, device=generator.device)
-            parameter.copy_(initial.uniform_(-bound, bound, generator=generator))
-
-    def extra_repr(self) -> str:
-        outputs, inputs = self.weight.shape
-        return f"{inputs}, {outputs}, bias={self.bias is not None}"
-
-    def forward(self, x: Float[Tensor, "n i"]) -> Float[Tensor, "n o"]:
-        dtype = torch.promote_types(at_least_float32(x).dtype, self.weight.dtype)
-        x, weight = x.to(dtype), self.weight.to(dtype)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        if torch.compiler.is_compiling() or is_jit_traced():  # a compiler chooses layouts for itself
-            return F.linear(x, weight, bias)
-        outputs, inputs = weight.shape
-        # Matrices of n rows and few columns are stored by columns here: their products, and those of the
-        # backward pass, then take a half to a sixth of the time on a CPU.
-        if outputs < _NARROW:
-            return (weight @ x.T).T if bias is None else torch.addmm(bias[:, None], weight, x.T).T
-        return F.linear(x, weight.T.contiguous().T if inputs < _NARROW else weight, bias)

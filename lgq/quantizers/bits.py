@@ -11,7 +11,8 @@ from torch import Tensor
 from lgq.checks import require_above_zero, require_at_least, require_indexable, require_whole
 from lgq.errors import LGQError
 from lgq.ops.numerics import entropy, mean, min_log_weight
-from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.base import Quantizer
+from lgq.quantizers.projection import Projection
 
 _MOST_IN_BATCH_ENTROPY = 2**28
 """Codes per group whose probabilities in a batch fit into memory: about 7 GB in training."""

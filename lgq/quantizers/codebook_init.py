@@ -32,6 +32,7 @@ class DataInitQuantizer(Quantizer):
     """Standard deviation of normal codes; None for unit norm on average."""
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
+    _warned_of_no_start = False
 
     def start_codes(self, init: Init) -> None:
         """Check and remember the start of the codes."""
@@ -81,7 +82,10 @@ class DataInitQuantizer(Quantizer):
     @torch.no_grad()
     def init_from_data(self, z: Float[Tensor, "n c"]) -> None:
         """Set the codebook if it needs data: on all ranks, from rank 0's first batch that is not empty."""
-        if not (self.needs_data_init and self.training) or self.frozen:
+        if not (self.needs_data_init and self.training):
+            return
+        if self.frozen:
+            self._warn_of_no_start()
             return
         if torch.compiler.is_compiling():
             raise RuntimeError(
@@ -96,6 +100,19 @@ class DataInitQuantizer(Quantizer):
             codes = z.new_empty(self.codebook_size, self.code_dim)
         self.begin_with(broadcast_from_first(codes))
         self.begin_batch()  # again, as the codes are others now
+
+    def watch_evaluation(self) -> None:
+        super().watch_evaluation()
+        self._warn_of_no_start()
+
+    def _warn_of_no_start(self) -> None:
+        if self.needs_data_init and not self._warned_of_no_start:
+            self._warned_of_no_start = True
+            warn(
+                f'the codes of {type(self).__name__}(init="{self.init}") are still random numbers, as they '
+                "start from the first training batch that finds them unfrozen: train first, load a trained "
+                "state, or call q.set_codebook(codes)."
+            )
 
     def _watch_start(self, z: Float[Tensor, "n c"]) -> None:
         """Warn of a first batch whose latents are all equal, and so are the codes that come from them."""

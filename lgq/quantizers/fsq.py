@@ -17,8 +17,9 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_indexable, require_one_of, require_whole
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.quantizers.base import Projection, Quantizer, draw_seed
+from lgq.quantizers.base import Quantizer, draw_seed
 from lgq.quantizers.compositions.residual import Residual
+from lgq.quantizers.projection import Projection
 from lgq.quantizers.quantized import Quantized
 
 Bound = Literal["tan", "atanh"]

@@ -138,6 +138,7 @@ class LGQ(DataInitQuantizer):
             self._warn_if_not_annealed()
 
     def watch_evaluation(self) -> None:
+        super().watch_evaluation()
         if self._training_forwards >= _UNANNEALED_EVALUATION:
             self._warn_if_not_annealed()
 

@@ -1,11 +1,20 @@
-"""The result of a quantizer: a tuple of three with names, and the terms of its loss beside them."""
+"""The result of a quantizer, a tuple of three with names, the terms of its loss beside them; its rules."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from lgq.errors import LGQError, warn
+
+if TYPE_CHECKING:
+    from lgq.quantizers.base import Quantizer
+
+_ROUNDING = 1e-3
+"""Largest difference, relative to the largest code, that counts as none."""
 
 
 class Quantized(tuple[Tensor, Tensor, Tensor]):
@@ -63,6 +72,40 @@ class Quantized(tuple[Tensor, Tensor, Tensor]):
     def __repr__(self) -> str:
         parts = self._asdict() | {"terms": self.terms}
         return f"Quantized({', '.join(f'{name}={part!r}' for name, part in parts.items())})"
+
+
+@torch.no_grad()
+def require_contract(quantizer: "Quantizer", z: Float[Tensor, "n c"], result: Quantized) -> None:
+    """Refuse a result of `quantize_vectors` that breaks the contract of a quantizer.
+
+    Warn where `select`, by which `encode` chooses, chooses otherwise, as a class may draw codes on purpose,
+    and where `lookup`, by which `decode` goes, has other values.
+    """
+    name, (codes, indices, loss) = type(quantizer).__name__, result
+    index_shape = (len(z), *quantizer.index_shape)
+    rules = {
+        f"codes of shape {tuple(z.shape)}, got {tuple(codes.shape)}": codes.shape == z.shape,
+        f"indices of shape {index_shape} in int64, got {tuple(indices.shape)} in {indices.dtype}": (
+            indices.shape == index_shape and indices.dtype == torch.int64
+        ),
+        f"a loss of shape (), got {tuple(loss.shape)}": loss.shape == (),
+    }
+    for rule, is_kept in rules.items():
+        if not is_kept:
+            raise LGQError(f"quantize_vectors of {name} must return {rule}.")
+    quantizer.checked_indices(indices)
+    differs = (quantizer.select(z) != indices).float().mean().item() if len(z) else 0.0
+    if differs:
+        warn(
+            f"quantize_vectors of {name} chose other codes than its `select` for {differs:.0%} of the "
+            "vectors: `encode` and evaluation choose by `select`, so put the choice there, and call it."
+        )
+    decoded = quantizer.lookup(indices)
+    if len(z) and (codes - decoded).abs().max() > _ROUNDING * decoded.abs().max():
+        warn(
+            f"quantize_vectors of {name} returned other values than `lookup` of its indices: `decode` "
+            "and evaluation take those of `lookup`, so tokens decode to something else than training saw."
+        )
 
 
 def _flatten(result: Quantized) -> tuple[list[Any], None]:

@@ -16,8 +16,9 @@ from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import sample_codes, squared_distances
-from lgq.quantizers.base import Projection, Quantizer
+from lgq.quantizers.base import Quantizer
 from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
+from lgq.quantizers.projection import Projection
 from lgq.quantizers.quantized import Quantized
 
 Transform = Literal["mlp", "linear"]

@@ -10,6 +10,7 @@ from PIL import Image
 
 import lgq
 from lgq import Tokenizer, weights
+from lgq.cli.evaluate import _TOKENIZER_COLUMNS
 from lgq.models.autoencoder import Backbone
 from lgq.results import read_results
 
@@ -51,6 +52,12 @@ def test_an_evaluation_is_printed_recorded_and_drawn_with_the_metrics_that_have_
     for kind in ("best", "median", "worst"):
         with Image.open(tokenizer / "evaluation" / f"{kind}.png") as picture:
             assert picture.width > 6 * 32
+
+
+@pytest.mark.parametrize(("perplexity", "text"), [(9.84, "9.8"), (1234.5, "1,234")])
+def test_a_perplexity_of_few_codes_has_tenths(perplexity, text):
+    heading, as_text = _TOKENIZER_COLUMNS["perplexity"]
+    assert (heading, as_text(perplexity)) == ("perplexity", text)
 
 
 @pytest.mark.usefixtures("no_weights")

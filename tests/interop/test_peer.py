@@ -14,8 +14,7 @@ import lgq
 from lgq import BSQ, FSQ, LFQ, LGQ, VQ, Grouped, MultiScale, Residual
 from lgq.errors import LGQError, LGQWarning
 from lgq.interop import from_vector_quantize_pytorch
-from lgq.quantizers import Quantizer
-from lgq.quantizers.base import _NAMES_OF_THE_PEER
+from lgq.quantizers import Quantizer, peer_names
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:quant_grad_frac=0",
@@ -449,5 +448,17 @@ def test_classes_of_the_peer_lead_to_ours():
     assert not hasattr(lgq, "Quantize")
 
 
+@pytest.mark.parametrize("name", peer_names.METHODS)
+def test_methods_of_the_peer_lead_to_ours(name):
+    classes = (peer.VectorQuantize, peer.ResidualVQ, peer.FSQ)
+    assert any(hasattr(owner, name) for owner in classes)
+    for q in (VQ(DIM, SIZE), Residual.of(lambda: VQ(DIM, SIZE), 2)):
+        assert not hasattr(q, name)
+        with pytest.raises(AttributeError, match=f"has no {name}: .* takes its place"):
+            getattr(q, name)
+    with pytest.raises(AttributeError, match="object has no attribute 'codebok'"):
+        VQ(DIM, SIZE).codebok  # noqa: B018
+
+
 def test_hints_for_the_names_of_the_peer_are_on_the_page():
-    assert set.union(*rows_of_the_page().values()) >= set(_NAMES_OF_THE_PEER)
+    assert set.union(*rows_of_the_page().values()) >= set(peer_names.OPTIONS)

@@ -125,6 +125,7 @@ def test_data_init_from_few_latents_makes_distinct_codes():
     [
         ({"tau_start": 0.0}, "`tau_start` must be positive and finite, got 0.0"),
         ({"tau_end": -1.0}, "`tau_end` must be positive and finite, got -1.0"),
+        ({"peak_weight": "a"}, "`peak_weight` must be at least 0, got 'a'"),
         ({"peak_weight": -0.1}, "`peak_weight` must be at least 0, got -0.1"),
         ({"latent_weight": float("nan")}, "`latent_weight` must be at least 0, got nan"),
         ({"score": "sine"}, "`score` must be 'l2' or 'dot' or 'cosine', got 'sine'"),

@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def warned(quantizer: Quantizer, batches: int, scale: float = 1.0) -> list[str]:
     return warnings_of(quantizer, [scale * torch.randn(64, DIM) for _ in range(batches)])
 
 
-def warnings_of(quantizer: Quantizer, batches: list[torch.Tensor]) -> list[str]:
+def warnings_of(quantizer: Callable[[torch.Tensor], object], batches: list[torch.Tensor]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in batches:
@@ -312,6 +313,33 @@ def test_a_first_batch_of_equal_latents_is_named_once(make):
     (text,) = warnings_of(make(), [torch.ones(64, DIM)] * 3)
     assert "holds equal latents only" in text
     assert text.endswith("begin with a larger batch of varied data, or with q.set_codebook(codes).")
+
+
+@pytest.mark.parametrize("use", ["eval mode", "encode", "frozen"])
+@pytest.mark.parametrize(
+    "make", [lambda: VQ(DIM, SIZE, init="kmeans"), lambda: Residual([LGQ(DIM, SIZE, init="data")])]
+)
+def test_codes_that_have_not_started_from_data_are_named_once(make, use):
+    quantizer = make().train(use != "eval mode")
+    if use == "frozen":
+        quantizer.freeze()
+    call = quantizer.encode if use == "encode" else quantizer
+    (text,) = warnings_of(call, [torch.randn(64, DIM)] * 2)
+    assert re.search(r'init="(kmeans|data)"\) are still random numbers.*q.set_codebook', text)
+
+
+@pytest.mark.parametrize("start", ["batch", "state", "codes"])
+def test_codes_that_have_started_from_data_are_not_named(start):
+    quantizer, z = VQ(DIM, SIZE, init="kmeans"), torch.randn(64, DIM)
+    trained = VQ(DIM, SIZE, init="kmeans")
+    trained(z)
+    if start == "batch":
+        quantizer(z)
+    elif start == "state":
+        quantizer.load_state_dict(trained.state_dict())
+    else:
+        quantizer.set_codebook(trained.codebook)
+    assert warnings_of(quantizer.eval(), [z]) == []
 
 
 @pytest.mark.parametrize(
