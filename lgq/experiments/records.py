@@ -226,6 +226,7 @@ def _reconstruction_part(
         | evaluation.record()
         | {"metrics": evaluation.metrics | usage}
         | {"geometry": study.metrics, "geometry_images": study.images}
+        | {"use_images": study.images if usage else evaluation.images}
         | {"absent": study.absent | evaluation.absent}
     )
 

@@ -88,7 +88,7 @@ class Rule(ABC):
 
     def decide(self, results: ResultSet) -> list[Finding]:
         """All comparisons. Trials, which take seconds, decide nothing."""
-        findings, plan = self.compare(results), results.plans.get(self.experiment)
+        findings, plan = [*self.compare(results), *self._waiting(results)], results.plans.get(self.experiment)
         if plan and plan.scale == _TRIAL_SCALE:
             return [
                 finding._replace(outcome=Outcome.TOO_SMALL)
@@ -106,6 +106,31 @@ class Rule(ABC):
         selected = [results.select(self.experiment, row.settings) for row in rows]
         by_row = [{run.setting("codebook_size") for run in runs} for runs in selected]
         return sorted(size for size in set.intersection(*by_row) if isinstance(size, int))
+
+    def over_sizes(self) -> tuple[Selection, ...]:
+        """Rows that the rule compares at all codebook sizes of the plan; none for other rules."""
+        return ()
+
+    def _waiting(self, results: ResultSet) -> list[Finding]:
+        """The finding that sizes which the plan has for all rows of `over_sizes` are not all run."""
+        selections = self.over_sizes()
+        if not selections or self.experiment not in results.plans:
+            return []
+        planned = results.rows(self.experiment)
+        labels = [
+            {row.label for row, runs in planned if any(run.has(selection.settings) for run in runs)}
+            for selection in selections
+        ]
+        sizes: dict[str, dict[str, bool]] = {}
+        for row, runs in planned:
+            sizes.setdefault(row.group, {})[row.label] = bool(runs)
+        waiting = [
+            size
+            for size, finished in sizes.items()
+            if all(of_row & finished.keys() for of_row in labels)
+            and not all(any(finished[label] for label in of_row & finished.keys()) for of_row in labels)
+        ]
+        return [Finding(Outcome.NOT_RUN, f"not run yet at {', '.join(waiting)}")] if waiting else []
 
     def missing(self, results: ResultSet, column: Column, rows: Sequence[Selection]) -> Finding:
         """The finding for rows without a value: were they not run, or not measured?"""
@@ -153,6 +178,9 @@ class Leads(Rule):
         factor = f"at least {self.times:g} times " if self.times > 1 else ""
         where = f"{' at ' if place else ''}{place}"
         return f"{relation.replace('better', f'{factor}better', 1)}{where}, {_apart(self.columns)}"
+
+    def over_sizes(self) -> tuple[Selection, ...]:
+        return (*self.rows, *self.over) if self.at in ("every size", "largest size") else ()
 
     def compare(self, results: ResultSet) -> list[Finding]:
         pairs = list(product(self.rows, self.over))
@@ -240,6 +268,9 @@ class Between(Rule):
         space = "" if self.column.unit == "%" else " "
         return f"{self.column.write(bound)}{space}{self.column.unit}".rstrip()
 
+    def over_sizes(self) -> tuple[Selection, ...]:
+        return self.rows if self.at else ()
+
     def compare(self, results: ResultSet) -> list[Finding]:
         rows = [row.at(size) for row in self.rows for size in self.sizes(results, [row])]
         if self.at and not rows:
@@ -281,6 +312,9 @@ class Monotone(Rule):
         columns = ", ".join(column.title for column in self.columns)
         return f"{columns} of {subject} {relation} than of the next smaller one, {_APART}"
 
+    def over_sizes(self) -> tuple[Selection, ...]:
+        return (self.row,)
+
     def compare(self, results: ResultSet) -> list[Finding]:
         sizes = self.sizes(results, [self.row])
         if len(sizes) < 2:
@@ -314,11 +348,17 @@ class Ratio(Rule):
             return f"the largest {self.column.title} {bounds} the smallest{noise}"
         return f"{self.column.title} at the largest K {bounds} that at the smallest{noise}"
 
+    def over_sizes(self) -> tuple[Selection, ...]:
+        return self.rows if self.at else ()
+
     def compare(self, results: ResultSet) -> list[Finding]:
         sizes = self.sizes(results, self.rows) if self.at else []
         rows = {size: self.rows[0].at(size) for size in sizes} or dict(enumerate(self.rows))
         samples = {key: self.sample(results, self.column, row) for key, row in rows.items()}
         measured = {key: sample for key, sample in samples.items() if sample and sample.mean}
+        if len(measured) < 2 and len(measured) == len(sizes):
+            names = _names(self.rows)
+            return [Finding(Outcome.NOT_RUN, f"{names} at two codebook sizes or more: not run")]
         if len(measured) < 2:
             return [self.missing(results, self.column, self.rows)]
         means = {key: sample.mean for key, sample in measured.items()}
@@ -561,7 +601,7 @@ def _describe_difference(first: Sample, second: Sample, column: Column, sign: in
         return f"intervals {'apart' if sign else 'touch' if known else 'unknown with one seed'}"
     low, high = (column.write(bound, "+") for bound in difference.interval)
     text = f"difference by seed {column.write(difference.mean, '+')} ({low} to {high}"
-    text += f", effect {difference.effect:+.1f})" if difference.effect else ")"
+    text += f", {difference.effect:+.1f} deviations)" if difference.effect else ")"
     if sign:
         return text
     needed = difference.seeds_to_decide

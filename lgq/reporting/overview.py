@@ -14,7 +14,7 @@ from lgq.experiments.results_directory import PlannedRow
 from lgq.experiments.scales import SCALES
 from lgq.experiments.tables import EXPERIMENTS
 from lgq.quantizers import CONTINUOUS
-from lgq.reporting.paper_tables import COLUMNS, Column, describe_basis, describe_settings
+from lgq.reporting.paper_tables import COLUMNS, Column, describe_bases, describe_settings
 from lgq.reporting.result_set import (
     ResultSet,
     RunRecord,
@@ -173,7 +173,7 @@ def what_the_results_show(results: ResultSet) -> str:
 
 def _experiment(results: ResultSet, name: str, protocol: str) -> str:
     runs, found = results.select(name), placements(results, name)
-    basis = [describe_settings(runs), describe_basis(runs, found[0].column.on) if found else ""]
+    basis = [describe_settings(runs), *describe_bases(runs, [placement.column for placement in found])]
     basis += [f"{protocol} protocol"] if protocol != "present" else []
     head = f"### {results.plans[name].title} (`{name}`)\n\n"
     head += f"{words}.\n\n" if (words := "; ".join(filter(None, basis))) else ""

@@ -53,9 +53,11 @@ class Basis(NamedTuple):
 BASES = {
     "images": Basis(lambda run: run.record.get("images"), "validation images"),
     "geometry": Basis(lambda run: run.record.get("geometry_images"), "validation images"),
+    "use": Basis(lambda run: run.use_images, "validation images"),
     "validation": Basis(lambda run: run.validation_images(), "validation images"),
     "rfid validation": Basis(lambda run: run.validation_images("rfid"), "validation images"),
     "tokenizer": Basis(lambda run: run.tokenizer and run.tokenizer.record.get("images"), "validation images"),
+    "tokenizer use": Basis(lambda run: run.tokenizer and run.tokenizer.use_images, "validation images"),
     "samples": Basis(lambda run: run.record.get("images"), "generated images per sampling seed"),
     "training": Basis(lambda run: run.setting("batch_size"), "training images per step"),
     "steps": Basis(lambda run: run.record.get("steps"), "training steps"),
@@ -339,25 +341,30 @@ def slug(text: str) -> str:
     return "-".join(re.findall(r"\w+", text.lower().replace("%", " percent")))
 
 
-def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence[int]) -> str:
-    """On how many seeds and images the numbers of a table stand; columns that differ are named."""
+def describe_bases(runs: Sequence[RunRecord], columns: Iterable[Column]) -> list[str]:
+    """What most columns stand on, and what the others do, with their titles."""
     by_basis: dict[str, list[str]] = {}
-    warnings = []
     for column in columns:
         measured = [run for run in runs if run.value(column.metric) is not None]
         if basis := describe_basis(measured or runs, column.on):
             by_basis.setdefault(basis, []).append(column.title)
+    first, *others = sorted(by_basis, key=lambda basis: -len(by_basis[basis])) or [""]
+    named = [f"{', '.join(dict.fromkeys(by_basis[basis]))}: {basis}" for basis in others]
+    return [part for part in (first, *named) if part]
+
+
+def _basis(runs: Sequence[RunRecord], columns: Sequence[Column], seeds: Sequence[int]) -> str:
+    """On how many seeds and images the numbers of a table stand; columns that differ are named."""
+    warnings = []
+    for column in columns:
+        measured = [run for run in runs if run.value(column.metric) is not None]
         warnings += [bias] if (bias := describe_bias(measured, column)) else []
         warnings += [spread] if (spread := describe_resampling(measured, column)) else []
     if any(run.busy for run in runs):
         warnings.append(f"{_BUSY_MARK.strip()} timed on a busy machine: it decides no claim")
     parts = [shared] if (shared := describe_settings(runs)) else []
     parts += [f"{describe_seeds(seeds)} per row"] if any(seeds) else []
-    if len(by_basis) == 1:
-        parts += by_basis
-    else:
-        parts += [f"{', '.join(titles)}: {basis}" for basis, titles in by_basis.items()]
-    return "; ".join(parts + warnings)
+    return "; ".join(parts + describe_bases(runs, columns) + warnings)
 
 
 def own_table(results: ResultSet, plan: Plan) -> Table:

@@ -235,6 +235,13 @@ class RunRecord:
             return self.tokenizer.value(metric) if self.tokenizer else None
         return _finite(_lookup(self.record, f"{group or 'metrics'}.{metric}"))
 
+    @property
+    def use_images(self) -> int | None:
+        """Number of images behind the use of codes; records from before it was named have that of their
+        study."""
+        record = self.record
+        return record.get("use_images") or record.get("geometry_images") or record.get("images")
+
     def validation_images(self, metric: str = "") -> int | None:
         """Number of images behind a metric of a validation during training; None where it is not recorded."""
         asked = _finite(self.setting("rfid_images")) if metric == "rfid" else None

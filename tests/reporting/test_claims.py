@@ -271,7 +271,7 @@ def test_seeds_are_compared_in_pairs_and_the_number_that_would_decide_is_named()
 
     clear = finding(lgq)
     assert clear.outcome is YES
-    assert "difference by seed +1.000 (+0.752 to +1.248, effect +10.0)" in clear.text
+    assert "difference by seed +1.000 (+0.752 to +1.248, +10.0 deviations)" in clear.text
     open_ = finding([{"psnr": row["psnr"] + noise} for row, noise in zip(fsq, (0.0, 1.0, 2.0), strict=True)])
     assert open_.outcome is UNCLEAR
     # Mean 1 and deviation 1: the paired t-test of an effect of 1 has a power of 80% from 10 pairs on.
@@ -342,6 +342,36 @@ def test_a_metric_that_was_not_measured_is_named():
 )
 def test_the_weakest_part_decides_the_whole_and_a_contradiction_always(parts, whole):
     assert overall([Finding(part, "") for part in parts]) is whole
+
+
+@pytest.mark.parametrize(
+    ("at", "unfinished", "outcome"),
+    [
+        ("every size", (), YES),
+        ("every size", ("FSQ K = 64",), NOT_RUN),
+        ("largest size", ("LGQ K = 64", "FSQ K = 64"), NOT_RUN),
+        ("every size", ("LGQ K = 16",), YES),
+    ],
+    ids=["all", "one row", "a size", "of LGQ alone"],
+)
+def test_a_claim_about_all_sizes_waits_for_those_that_both_rows_are_planned_at(at, unfinished, outcome):
+    rows = [
+        FakeRow(
+            name.upper(),
+            {"quantizer": name, "codebook_size": size},
+            [{"psnr": psnr + shift} for shift in shifts],
+            group=f"K = {size}",
+        )
+        for size in (16, 32, 64)
+        for name, psnr, shifts in (("lgq", 22.0, (0.0, 0.1, 0.2)), ("fsq", 20.0, (0.0, 0.2, 0.1)))
+        if (name, size) != ("fsq", 16)
+    ]
+    missing = {id for row in rows if f"{row.label} {row.group}" in unfinished for id in row.ids("scaling")}
+    results = result_set_of({"scaling": rows})
+    results = replace(results, runs={id: run for id, run in results.runs.items() if id not in missing})
+    findings = leads("scaling", "psnr", at=at).decide(results)
+    assert overall(findings) is outcome
+    assert (outcome is NOT_RUN) == any(finding.text == "not run yet at K = 64" for finding in findings)
 
 
 def timed(ms: dict[str, float], floors: Sequence[float] = (), **metrics: float) -> ResultSet:

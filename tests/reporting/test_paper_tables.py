@@ -206,6 +206,10 @@ def test_every_column_says_in_words_what_it_is_and_what_it_is_measured_on(column
     assert column.tooltip.endswith(f"{column.better.capitalize()} is better." if column.better else ".")
 
 
+USE = "Codes used, Perplexity of codes: 5,000 validation images"
+"""What the use of codes stands on in results that are made up."""
+
+
 def measured(metric: str, **extra: Any) -> FakeRow:
     config = {"quantizer": "lgq", "validation_images": 40, "validation_data": {"images": 30}, "tokens": 64}
     return FakeRow("LGQ", config, [{metric: 1.0}] * 2, extra={"images": 1000, **extra})
@@ -214,7 +218,7 @@ def measured(metric: str, **extra: Any) -> FakeRow:
 @pytest.mark.parametrize(
     ("source", "metric", "extra", "basis"),
     [
-        ("Table 2", "psnr", {}, "2 training seeds per row; 1,000 validation images"),
+        ("Table 2", "psnr", {}, f"2 training seeds per row; 1,000 validation images; {USE}"),
         ("Table 4", "geometry.dead_codes", {}, "2 training seeds per row; 5,000 validation images"),
         ("Section 7.2", "psnr", {}, "2 training seeds per row; 30 validation images"),
         ("Appendix C", "seconds_per_step", {}, "2 training seeds per row; 1 training steps"),
@@ -236,8 +240,8 @@ def test_columns_on_other_images_are_named():
     )  # fmt: skip
     results = result_set_of({"comparison": [tokenizer], "generation": [generator]})
     assert build_table(results, table_specs()["Table 5"]).basis == (
-        "1 training seed per row; rFID of the tokenizer: 1,000 validation images; "
-        "gFID, Inception Score: 200 generated images per sampling seed; "
+        "1 training seed per row; 200 generated images per sampling seed; "
+        "rFID of the tokenizer: 1,000 validation images; "
         "rFID of the tokenizer is biased below 2,048 images; gFID is biased below 2,048 images"
     )
 
