@@ -81,6 +81,12 @@ class FeatureSample:
         return self.slots[taken[self.numbers[taken].argsort()]]
 
 
+def too_few_images(metric: str, images: int) -> str:
+    """Say why a metric of features is absent."""
+    fewest = _NEIGHBOURS + 1 if metric in ("precision", "recall") else _MIN_IMAGES
+    return f"{images} {'image is' if images == 1 else 'images are'} too few: take {fewest} or more."
+
+
 def _shuffled_places(numbers: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     """Place of each number in a random order: 62 bits, so always below the mark of a free slot."""
     words = mix(numbers.numpy().astype(np.uint64) + np.uint64(random_bits(Stream.FEATURES, 0)))

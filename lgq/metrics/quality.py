@@ -23,7 +23,7 @@ from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
 from lgq.data.loader import loaded_onto
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
-from lgq.metrics.features import SAMPLE, FeatureSet
+from lgq.metrics.features import SAMPLE, FeatureSet, too_few_images
 from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.reconstruction import ReconstructionQuality, psnr
@@ -317,12 +317,11 @@ def evaluate_reconstructions(
     was_read = sides.nonzero().flatten()
     if "rfid" in metrics:
         warn_of_few_images("rFID", images_read, FEATURES)
-    too_few = f"{images_read} images are too few: take 4 or more."
     missing = [name for name in RECONSTRUCTION_FEATURE_METRICS if cached and name not in metrics]
     return ReconstructionEvaluation(
         metrics=metrics,
         images=images_read,
-        absent=networks.absent | dict.fromkeys(missing, too_few),
+        absent=networks.absent | {name: too_few_images(name, images_read) for name in missing},
         fid=_fid_conventions(quality, cached, loader) if cached and "rfid" in metrics else None,
         lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
         bootstrap_std=quality.bootstrap_deviations(resamples, on_progress),

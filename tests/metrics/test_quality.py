@@ -166,7 +166,10 @@ def test_too_few_images_are_a_reason(tmp_path, networks, count, present):
     evaluation = evaluate(put_pictures(tmp_path / "few", count), networks)
     assert present == evaluation.metrics.keys() & set(RECONSTRUCTION_FEATURE_METRICS)
     assert evaluation.absent.keys() == set(RECONSTRUCTION_FEATURE_METRICS) - present
-    assert all(f"{count} images are too few" in reason for reason in evaluation.absent.values())
+    subject = "1 image is" if count == 1 else f"{count} images are"
+    fewest = {"rfid": 2, "kid": 2, "precision": 4, "recall": 4}
+    for name, reason in evaluation.absent.items():
+        assert reason == f"{subject} too few: take {fewest[name]} or more."
     assert (evaluation.fid is None) == (not present)
 
 
@@ -178,7 +181,8 @@ def test_an_rfid_of_fewer_images_than_features_warns(tmp_path, networks, count, 
         evaluate(folder, networks)
     expected = [f"rFID of {count} images is biased upwards"] if warns else []
     assert [str(warning.message).partition(":")[0] for warning in caught] == expected
-    assert all("singular; take 12 images" in str(warning.message) for warning in caught)
+    noise = "singular; KID, precision and recall of fewer than 100 images are mostly noise; take 12 images"
+    assert all(noise in str(warning.message) for warning in caught)
 
 
 def test_broken_images_are_left_out_and_named(tmp_path, networks):
