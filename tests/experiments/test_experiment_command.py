@@ -92,6 +92,19 @@ def test_a_dry_run_of_finished_rows_estimates_nothing(images, out, capsys):
     assert "the others" not in printed
 
 
+@pytest.mark.parametrize("option", [(), ("--dry-run",)])
+def test_damaged_records_are_named_before_any_work(images, out, capsys, option):
+    records = finish_all(images, out)
+    records[0].write_text(records[0].read_text().replace("0.5", "0.1"))
+    records[-1].write_text("{")
+    with pytest.raises(SystemExit):
+        run("gaussian", images, out, *option)
+    printed = capsys.readouterr().err
+    assert "2 records are damaged: remove them, and run the same command again" in printed
+    assert all(str(record) in printed for record in (records[0], records[-1]))
+    assert "finished already" not in printed
+
+
 def test_a_dry_run_refuses_another_protocol_too(images, out, capsys):
     run("cost", images, out, "--only", "FSQ")
     said = refusal(capsys, "cost", images, out, "--dry-run", "--data", str(images / "val"))
