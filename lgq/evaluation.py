@@ -10,11 +10,13 @@ Under torchrun every process calls `evaluate`, takes a share of the images, and 
 first process writes it.
 """
 
+import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from inspect import signature
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +65,13 @@ EXTREME_IMAGES = 8
 Source = str | Path | Tokenizer | MaskGIT
 Draw = Callable[[], dict[str, bytes]]
 
+SCORES = "scores.csv"
+"""File with the scores of every image."""
+
 _EXTREME_SIDE = 160
 _FILE_SUFFIXES = (*SUFFIXES, ".json", ".jsonl", ".csv", ".txt", ".md", ".html", ".npz")
 """Endings of names that nobody means for a directory."""
-_TOKENIZER_OPTIONS = ("image_size", "geometry")
+_TOKENIZER_OPTIONS = ("image_size", "resamples", "geometry")
 _DRAWING_OPTIONS = ("samples", "sampling_seeds", *vars(DEFAULT_SAMPLING))
 _TOKENS_OPTIONS = ("masked_images", "train_tokens")
 _GENERATOR_OPTIONS = ("reference", "tokens", *_DRAWING_OPTIONS, *_TOKENS_OPTIONS)
@@ -86,7 +91,9 @@ class EvaluationRecord:
     draw: Draw = dict
     """Function that draws the pictures of the evaluation: PNG files by name."""
     directory: Path | None = None
-    """Directory that holds the record and its pictures; None if nothing was written."""
+    """Directory that holds the record, its scores and its pictures; None if nothing was written."""
+    scores: Sequence[ImageScore] = ()
+    """Tokenizer: scores of every image that was read, as scores.csv holds them."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -116,6 +123,7 @@ def evaluate(
     *,
     images: int | None = None,
     image_size: int | None = None,
+    resamples: int = 0,
     geometry: "Method | None" = None,
     reference: str | Path | None = None,
     samples: int | None = None,
@@ -139,6 +147,8 @@ def evaluate(
     images: size of a random subset of `data`, the same for every model; None for all.
     image_size: tokenizer: side to which the centre crop is brought; None for that of its run. Smaller images
         are enlarged, with a warning: their size measures them as they are.
+    resamples: tokenizer: random resamples of the images that give rFID and KID a standard deviation, for
+        example 100; 0 for none.
     geometry: tokenizer: study the codebook too, with plots by "umap", "pca" or "auto".
     reference: generator: .npz file with mu and sigma, to compare with in place of `data`.
     samples: generator: images to draw with each sampling seed; None for as many as `images`, else 50,000.
@@ -149,12 +159,14 @@ def evaluate(
     sampling: generator: how images are sampled.
     weights: weights of a run.
     device: where to compute, the words of `--device`; with "auto", a model stays on its device.
-    out: directory for the record (results.jsonl) and pictures, outside of a folder of `data`; None for
-        RUN/evaluation, or for no files if `source` is no directory: a model, `photo-f8`, or a name on the
-        Hub.
-    on_progress: called with images done and in all, from 0 again for each part of the work.
+    out: directory for the record (results.jsonl), the scores of a tokenizer's images (scores.csv) and
+        pictures, outside of a folder of `data`; None for RUN/evaluation, or for no files if `source` is no
+        directory: a model, `photo-f8`, or a name on the Hub.
+    on_progress: called with images, or resamples, done and in all, from 0 again for each part of the work.
     """
     given = _given_options(locals())
+    if resamples < 0 or resamples == 1:
+        raise LGQError(f"`resamples` must be 0, for none, or at least 2, got {resamples}: 100 are usual.")
     directory = _output_directory(source, out)
     origin = _origin(source, weights, given)
     kind: ModelKind = origin["kind"]
@@ -168,13 +180,14 @@ def evaluate(
         if images > len(dataset):
             warn(f"{dataset!r} has {len(dataset):,} images, fewer than `images` {images:,}: all are taken.")
         dataset = random_subset(dataset, images)
+    scores: Sequence[ImageScore] = ()
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}
     if kind == "tokenizer":
         if dataset is None:
             raise LGQError("a tokenizer is evaluated on images: give `data`.")
         model: Any = tokenizer_on_device(source, weights, device)  # type: ignore[arg-type]  # its kind is known
-        fields, draw = _evaluate_tokenizer(
-            model, dataset, model.resolve_image_size(image_size), geometry, loading
+        fields, draw, scores = _evaluate_tokenizer(
+            model, dataset, model.resolve_image_size(image_size), resamples, geometry, loading
         )
     else:
         samples = (SAMPLES if images is None else images) if samples is None else samples
@@ -185,9 +198,13 @@ def evaluate(
             model, dataset, reference, token_sets, masked_images, samples, sampling_seeds, sampling, loading
         )
     environment = {"environment": describe_environment(origin["seed"], next(model.parameters()).device)}
-    record = EvaluationRecord({"config": model.settings} | origin | environment | fields, draw, directory)
+    record = EvaluationRecord(
+        {"config": model.settings} | origin | environment | fields, draw, directory, scores
+    )
     if directory is not None and rank() == 0:
         append_result(directory / RESULTS, record.fields)
+        if scores:
+            write_file(directory / SCORES, _as_csv(scores))
         for name, picture in draw().items():
             write_file(directory / f"{name}.png", picture)
     return record
@@ -241,14 +258,17 @@ def _evaluate_tokenizer(
     tokenizer: Tokenizer,
     data: ImageDataset,
     image_size: int,
+    resamples: int,
     geometry: "Method | None",
     loading: dict[str, Any],
-) -> tuple[dict[str, Any], Draw]:
-    """Return the fields of the record, and the function that draws its pictures."""
+) -> tuple[dict[str, Any], Draw, list[ImageScore]]:
+    """Return the fields of the record, the function that draws its pictures, and the scores of all images."""
     if geometry and isinstance(tokenizer.quantizer, Continuous):
         raise LGQError("`geometry` studies codes, and a continuous autoencoder has none: leave it out.")
     networks = MetricNetworks.available(tokenizer.device)
-    evaluation = evaluate_tokenizer(tokenizer, data, networks, image_size=image_size, **loading)
+    evaluation = evaluate_tokenizer(
+        tokenizer, data, networks, image_size=image_size, resamples=resamples, **loading
+    )
     warn_of_enlarged(evaluation.sides, image_size, tokenizer.factor)
     study = study_codebook(tokenizer, data, image_size=image_size, **loading) if geometry else None
 
@@ -259,7 +279,19 @@ def _evaluate_tokenizer(
         return pictures | (draw_study(study, method=geometry) if study and geometry else {})
 
     fields = {"fingerprint": tokenizer.fingerprint(), "data": repr(data), "image_size": image_size}
-    return fields | evaluation.record() | ({"geometry": study.record()} if study else {}), draw
+    fields |= evaluation.record() | ({"geometry": study.record()} if study else {})
+    return fields, draw, evaluation.scores
+
+
+def _as_csv(scores: Sequence[ImageScore]) -> bytes:
+    """Return a CSV file with the name of every image and its metrics."""
+    columns = ["name", "psnr", "ssim"] + ["lpips"] * (scores[0].lpips is not None)
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([getattr(score, column) for column in columns] for score in scores)
+    # File names can be invalid Unicode, which must not make an evaluation fail.
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 def best_median_worst(scores: Iterable[ImageScore], count: int) -> dict[str, list[ImageScore]]:

@@ -1,5 +1,6 @@
 """`lgq.evaluate`: the record of a tokenizer or a generator, from a directory or a loaded model."""
 
+import csv
 import json
 import warnings
 from pathlib import Path
@@ -73,6 +74,42 @@ def test_a_directory_gets_a_record_and_pictures(saved, photos, networks):
     assert record.fields["command"] == [*command, "--batch-size", "4", "--workers", "0"]
 
 
+def scores_of(directory: Path) -> list[dict[str, str]]:
+    with open(directory / "scores.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_scores_of_every_image_are_a_file_beside_the_record(saved, tmp_path):
+    folder, odd = put_pictures(tmp_path / "photos", 5, broken=(3,)), 'a, "b"\udcff.png'
+    (folder / "04.png").rename(folder / odd)
+    record = lgq.evaluate(saved, folder, image_size=16, **FAST)
+    rows = scores_of(record.directory)
+    assert [row["name"] for row in rows] == ["00.png", "01.png", "02.png", r'a, "b"\udcff.png']
+    assert rows[0].keys() == {"name", "psnr", "ssim"}
+    assert [(float(row["psnr"]), float(row["ssim"])) for row in rows] == [x[2:4] for x in record.scores]
+    assert len(record.scores) == 4
+    for name in ("psnr", "ssim"):
+        mean = sum(float(row[name]) for row in rows) / len(rows)
+        assert record.metrics[name] == pytest.approx(mean, rel=1e-6)
+    lgq.evaluate(saved, folder, images=2, image_size=16, **FAST)
+    assert len(scores_of(record.directory)) == 2
+    assert not list(record.directory.glob("*.partial"))
+
+
+def test_resamples_give_the_record_deviations_of_rfid_and_kid(saved, photos):
+    record = lgq.evaluate(saved, photos, image_size=16, resamples=3, **FAST)
+    assert record.fields["bootstrap_std"].keys() == {"rfid", "kid"}
+    assert "--resamples 3" in " ".join(record.fields["command"])
+    assert record.fields["standard_error"].keys() == {"psnr", "ssim"}
+    assert lgq.evaluate(saved, photos, image_size=SIDE, **FAST).fields["bootstrap_std"] == {}
+
+
+@pytest.mark.parametrize("resamples", [-1, 1])
+def test_one_resample_has_no_deviation(saved, photos, resamples):
+    with pytest.raises(LGQError, match=f"`resamples` must be 0, for none, or at least 2, got {resamples}"):
+        lgq.evaluate(saved, photos, resamples=resamples)
+
+
 def test_fewer_images_than_asked_for_are_said(saved, photos):
     with pytest.warns(LGQWarning, match=r"photos.* has 12 images, fewer than `images` 9,999: all are taken"):
         record = lgq.evaluate(saved, photos, images=9_999, image_size=SIDE, **FAST)
@@ -126,6 +163,7 @@ def test_a_generator_is_measured_by_images_and_tokens(photos, tmp_path):
         ),
         (build, {"data": ".", "sampling": Sampling(steps=3)}, "to which `steps` does not apply"),
         (build_generator, {}, "give `data`, `reference`, or `tokens`"),
+        (build_generator, {"resamples": 2}, "a generator, to which `resamples` does not apply"),
         (build_generator, {"image_size": 8}, "this is a generator, to which `image_size` does not apply"),
         (build_generator, {"train_tokens": "t", "reference": "r"}, "no effect without `tokens`"),
         (build_generator, {"images": 3, "tokens": "t"}, "`images` has no effect without `data`"),
@@ -141,14 +179,16 @@ def test_options_that_do_not_apply_are_named(build_model, options, message):
 def everything(folder: str) -> list[str]:
     """Records of a tokenizer (twice, so that features are cached) and of a generator.
 
-    The third data set, the tokens and the samples are so few that one of two processes has none.
+    The first data set, the tokens and the samples are so few that one of two processes has none.
     """
     with pytest.MonkeyPatch.context() as patch:
         use_cheap_networks(patch, Path(f"{folder}/cache-{world_size()}"))
         options = FAST | {"out": f"{folder}/out-{world_size()}"}
         records = [
-            lgq.evaluate(f"{folder}/saved", f"{folder}/{name}", image_size=16, geometry="pca", **options)
-            for name in ("photos", "photos", "half")
+            lgq.evaluate(
+                f"{folder}/saved", f"{folder}/{name}", image_size=16, resamples=3, geometry="pca", **options
+            )
+            for name in ("half", "photos", "photos")
         ]
         generator = MaskGIT.from_pretrained(f"{folder}/generator")
         few = {"samples": 3, "sampling_seeds": (0, 1), "sampling": Sampling(steps=2)}
@@ -169,18 +209,27 @@ def test_under_torchrun_all_processes_return_the_record_of_one_and_the_first_wri
     assert read_results(tmp_path / "out-2" / "results.jsonl") == records
     for record, expected in zip(records, alone, strict=True):
         assert record.keys() == expected.keys()
-        for name in {"metrics", "std"} & record.keys():
+        measures = {"metrics", "std", "bootstrap_std", "standard_error"}
+        for name in measures & record.keys():
             assert record[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7)
-        computed = {"metrics", "std", "seeds", "likelihood", "geometry"}
+        computed = measures | {"seeds", "likelihood", "geometry"}
         for name in record.keys() - computed - {"command", "environment"}:
             assert record[name] == expected[name], name
-    assert records[2]["images"] == 1
-    assert records[2]["broken"].keys() == {"01.png"}
-    assert records[0]["geometry"]["metrics"] == pytest.approx(alone[0]["geometry"]["metrics"])
+    together, by_one = (scores_of(tmp_path / f"out-{processes}") for processes in (2, 1))
+    assert [row["name"] for row in together] == [f"{i:02}.png" for i in range(11) if i != 3]
+    for row, expected in zip(together, by_one, strict=True):
+        assert row["name"] == expected["name"]
+        assert float(row["psnr"]) == pytest.approx(float(expected["psnr"]), rel=1e-5)
+    assert records[0]["images"] == 1
+    assert records[0]["broken"].keys() == {"01.png"}
+    assert records[1]["geometry"]["metrics"] == pytest.approx(alone[1]["geometry"]["metrics"])
     assert records[3]["likelihood"]["nll"] == pytest.approx(alone[3]["likelihood"]["nll"], rel=1e-6)
 
 
-SCORES = [ImageScore(i, psnr) for i, psnr in enumerate([20.0, 31.0, torch.inf, 25.0, 18.0, 25.0, 22.0])]
+SCORES = [
+    ImageScore(i, f"{i}.png", psnr, 0.5, None)
+    for i, psnr in enumerate([20.0, 31.0, torch.inf, 25.0, 18.0, 25.0, 22.0])
+]
 
 
 @pytest.mark.parametrize(

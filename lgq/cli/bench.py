@@ -17,6 +17,7 @@ from rich.table import Table
 from lgq.bench import encode, evaluate, quantizers, sample, tables, train
 from lgq.bench.doctor import Examination, examine, processor_model
 from lgq.cli.console import progress_of, say, show
+from lgq.experiments.tasks import BUSY_LOAD
 
 Settings = TypeVar("Settings")
 
@@ -46,6 +47,12 @@ class Benchmark(Generic[Settings]):
         except KeyboardInterrupt:
             say(f"stopped after {len(rows)} of {total} rows.")
         show(as_table(rows), on_errors=self.as_json)
+        if (load := machine["load_per_core"]) > BUSY_LOAD:
+            show(
+                f"The machine was busy, with a load of {load} per core before the first row: these times are "
+                "high and uncertain; measure again when it is idle.",
+                on_errors=self.as_json,
+            )
         if self.as_json:
             settings: Any = self.settings
             record = {"machine": machine, "settings": asdict(settings), "rows": list(map(asdict, rows))}

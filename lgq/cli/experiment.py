@@ -104,13 +104,16 @@ class Report:
 def _table(outcome: ExperimentOutcome) -> Table:
     estimates, plan = outcome.estimates, outcome.plan
     title = plan.title + (f" ({plan.paper})" if plan.paper else "")
-    finished = f"{sum(estimate.finished for estimate in estimates)} of {len(estimates)} rows are finished"
-    seconds = sum(estimate.seconds or 0 for estimate in estimates)
-    rest = f"about {_duration(seconds)}" if seconds >= _MINUTE else "under a minute"
-    unknown = sum(estimate.seconds is None and not estimate.finished for estimate in estimates)
-    caption = f"{finished}; training the others takes {rest} here, without their evaluation"
-    if unknown:
-        caption += f" and without {unknown} rows whose time is not known beforehand"
+    to_do = [estimate for estimate in estimates if not estimate.finished]
+    known = [estimate.seconds for estimate in to_do if estimate.seconds is not None]
+    rest = f"about {_duration(sum(known))}" if sum(known) >= _MINUTE else "under a minute"
+    caption = f"{len(estimates) - len(to_do)} of {len(estimates)} rows are finished"
+    if known:
+        caption += f"; training the others takes {rest} here, without their evaluation"
+        if unknown := len(to_do) - len(known):
+            caption += f" and without {unknown} rows whose time is not known beforehand"
+    elif to_do:
+        caption += "; how long the others take is not known beforehand"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
     for heading in ("row", "state"):
         table.add_column(heading, overflow="fold")

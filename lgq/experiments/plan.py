@@ -292,7 +292,7 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
     ms_per_step: dict[str, float | None] = {}
     own = join_processes(device)
     estimates = []
-    for row, task in (_needed_first(planned) | planned.rows).items():
+    for row, task in (needed_first(planned) | planned.rows).items():
         finished, ms = planned.results.is_finished(row.id), None
         if not finished and isinstance(task, AutoencoderTask | TokenizerTask | GeneratorTask):
             tokenizer = (task.tokenizer if isinstance(task, GeneratorTask) else task).run
@@ -306,7 +306,7 @@ def estimate_rows(planned: PlannedExperiment, device: str | torch.device = "auto
     return estimates
 
 
-def _needed_first(planned: PlannedExperiment) -> dict[PlannedRow, Task]:
+def needed_first(planned: PlannedExperiment) -> dict[PlannedRow, Task]:
     """Return the tasks that rows wait for and that are no rows themselves, as rows of their own."""
     asked = {row.id for row in planned.rows}
     needed: dict[PlannedRow, Task] = {}

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from lgq.distributed import rank
 from lgq.errors import LGQWarning
 from lgq.metrics.code_usage import CodeUsage, batch_utilization, learned_codebook
 from lgq.models import in_eval_mode
+from lgq.progress import ProgressLines, unwatched
 from lgq.quantizers import Quantizer, build_quantizer
 from lgq.training.settings import Schedule
 
@@ -88,6 +90,8 @@ def descend(
 ) -> list[dict[str, float]]:
     """Train what learns in a module, by AdamW with a cosine schedule; return its curve.
 
+    A line on the error output says every 30 seconds how far it is.
+
     loss_at: the loss of a step, by the share of training done, and values for the curve.
     clip: largest norm of the gradient; None for any.
     """
@@ -95,6 +99,7 @@ def descend(
     optimizer = torch.optim.AdamW(parameters, lr=learning_rate) if parameters else None
     schedule, curve = Schedule(kind="cosine"), []
     every = max(1, steps // _CURVE_POINTS)
+    report = ProgressLines("training") if rank() == 0 else unwatched
     for step in range(steps):
         check_stop()
         loss, values = loss_at(step / max(1, steps - 1))
@@ -108,6 +113,7 @@ def descend(
         if (step + 1) % every == 0:
             numbers = {name: float(value.detach()) for name, value in values.items()}
             curve.append({"step": step + 1} | numbers)
+        report(step + 1, steps)
     return curve
 
 

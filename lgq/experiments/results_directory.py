@@ -13,6 +13,7 @@ Plans and records carry a checksum, so that a changed file is refused.
 Several processes and machines may share the directory: a run has one id, whichever experiments ask for it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,21 @@ class ResultsDirectory:
     def record(self, id: str) -> dict[str, Any] | None:
         """Return the record of a row; None where it is not finished."""
         return _read(self._row(id)) if self.is_finished(id) else None
+
+    def require_intact(self, ids: Iterable[str]) -> None:
+        """Name all damaged records of these rows in one error."""
+        damaged = []
+        for id in ids:
+            try:
+                self.record(id)
+            except ResultsError:
+                damaged.append(str(self._row(id)))
+        if damaged:
+            records, them = ("record is", "it") if len(damaged) == 1 else ("records are", "them")
+            raise ResultsError(
+                f"{len(damaged)} {records} damaged: remove {them}, and run the same command again: "
+                f"{', '.join(damaged)}."
+            )
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the records of all finished rows, by id."""

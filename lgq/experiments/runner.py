@@ -18,7 +18,15 @@ from typing import Any
 import torch
 
 from lgq.distributed import broadcast_from_first, join_processes, rank
-from lgq.experiments.plan import Estimate, Images, PlannedExperiment, estimate_rows, open_sources, plan_rows
+from lgq.experiments.plan import (
+    Estimate,
+    Images,
+    PlannedExperiment,
+    estimate_rows,
+    needed_first,
+    open_sources,
+    plan_rows,
+)
 from lgq.experiments.records import Context, Stopped, make_record
 from lgq.experiments.results_directory import Plan, PlannedRow, ResultsDirectory
 from lgq.experiments.scales import WarmStart, named_scale
@@ -125,6 +133,7 @@ def experiment(
         _log.info("no validation data: validating and evaluating on the training images.")
     if dry_run:
         _require_same_protocol(planned.results, planned.plan)
+        _require_intact(planned)
         return ExperimentOutcome(planned.plan, len(planned.rows), estimates=estimate_rows(planned, device))
     return run_planned(planned, command, device)
 
@@ -134,6 +143,7 @@ def run_planned(
 ) -> ExperimentOutcome:
     """Train, evaluate and record the rows of a plan that are not finished yet."""
     outcome, own = ExperimentOutcome(planned.plan, len(planned.rows)), join_processes(device)
+    _require_intact(planned)
     _write_plan(planned.results, planned.plan)
     with stop_on_signals() as stop:
         context = Context(planned, own, command, stop)
@@ -146,6 +156,11 @@ def run_planned(
     records = {row.id: planned.results.record(row.id) for row in planned.rows}
     outcome.failed = [id for id, record in records.items() if record and "failed" in record]
     return outcome
+
+
+def _require_intact(planned: PlannedExperiment) -> None:
+    """Refuse damaged records before any work, instead of after hours of it."""
+    planned.results.require_intact(row.id for row in needed_first(planned) | planned.rows)
 
 
 def _require_same_protocol(results: ResultsDirectory, plan: Plan) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from lgq.distributed import rank, stack_over_ranks, sum_over_ranks
 from lgq.files import make_directory, replace_file
 from lgq.metrics.fid import FeatureStatistics, StatisticsError, weighted_frechet_distance
+from lgq.progress import Progress, unwatched
 from lgq.random import Stream, mix, random_bits
 
 SAMPLE = 10_000
@@ -80,6 +81,12 @@ class FeatureSample:
         return self.slots[taken[self.numbers[taken].argsort()]]
 
 
+def too_few_images(metric: str, images: int) -> str:
+    """Say why a metric of features is absent."""
+    fewest = _NEIGHBOURS + 1 if metric in ("precision", "recall") else _MIN_IMAGES
+    return f"{images} {'image is' if images == 1 else 'images are'} too few: take {fewest} or more."
+
+
 def _shuffled_places(numbers: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     """Place of each number in a random order: 62 bits, so always below the mark of a free slot."""
     words = mix(numbers.numpy().astype(np.uint64) + np.uint64(random_bits(Stream.FEATURES, 0)))
@@ -133,11 +140,13 @@ class FeatureSet:
             distances |= precision_recall(sample, reference_sample, neighbours=_NEIGHBOURS)
         return distances
 
-    def bootstrap_deviations(self, reference: "FeatureSet", resamples: int) -> dict[str, float]:
+    def bootstrap_deviations(
+        self, reference: "FeatureSet", resamples: int, on_progress: Progress = unwatched
+    ) -> dict[str, float]:
         """Return the standard deviations of fid and kid over random resamples of the images.
 
         Both samples must be of the same images, which are resampled in pairs; nothing where there are fewer
-        than two, or `resamples` is below two.
+        than two, or `resamples` is below two. Progress counts resamples.
         """
         x, y = self.sample.features.double(), reference.sample.features.double()
         if min(len(x), resamples) < _MIN_IMAGES:
@@ -148,10 +157,11 @@ class FeatureSet:
 
         counts = _resampled_counts(len(x), resamples)
         products = (x @ x.T, y @ y.T, x @ y.T)
-        values = {
-            "fid": [weighted_frechet_distance(*products, weights) for weights in counts],
-            "kid": [weighted_kernel_distance(*products, weights, dim=x.shape[1]) for weights in counts],
-        }
+        values: dict[str, list[float]] = {"fid": [], "kid": []}
+        for done, weights in enumerate(counts, 1):
+            values["fid"].append(weighted_frechet_distance(*products, weights))
+            values["kid"].append(weighted_kernel_distance(*products, weights, dim=x.shape[1]))
+            on_progress(done, resamples)
         return {name: float(torch.tensor(value).std()) for name, value in values.items()}
 
     def save(self, path: Path) -> None:

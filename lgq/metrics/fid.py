@@ -32,7 +32,7 @@ Matrix = Float[Tensor, "d d"] | Float[np.ndarray, "d d"]
 _SYMMETRY_TOLERANCE = 1e-6
 _MAX_BYTES = 2**29
 _FEWEST_FOR_KID = 100
-"""Images below which the error of KID is as large as KID itself."""
+"""Images below which the error of KID is as large as KID itself, and precision and recall are noise too."""
 
 
 class StatisticsError(LGQError):
@@ -84,12 +84,15 @@ def weighted_frechet_distance(
 
 
 def warn_of_few_images(metric: str, images: int, features: int) -> None:
-    """Warn on the first process if an FID has fewer images than features."""
+    """Warn on the first process if an FID has fewer images than features, or KID and others very few."""
     problem = few_images(metric, images, features)
     if problem is not None and rank() == 0:
-        by_kid = "compare models by KID, or " if images >= _FEWEST_FOR_KID else ""
-        way_out = f"{by_kid}take {features:,} images or more"
-        warnings.warn(f"{problem}; {way_out}.", LGQWarning, stacklevel=3)
+        if images < _FEWEST_FOR_KID:
+            problem += f"; KID, precision and recall of fewer than {_FEWEST_FOR_KID} images are mostly noise"
+            by_kid = ""
+        else:
+            by_kid = "compare models by KID, or "
+        warnings.warn(f"{problem}; {by_kid}take {features:,} images or more.", LGQWarning, stacklevel=3)
 
 
 def _trace_of_sqrt(a: Float64[Tensor, "d d"], b: Float64[Tensor, "d d"]) -> Float64[Tensor, ""]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from lgq.checks import require_at_least
 from lgq.distributed import broadcast_from_first, rank, sum_over_ranks, world_size
 from lgq.errors import LGQError
-from lgq.metrics.features import SAMPLE, FeatureSet
+from lgq.metrics.features import SAMPLE, FeatureSet, too_few_images
 from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.inception_score import InceptionScore
 from lgq.metrics.metric_networks import CLASSIFIER_METRICS, GENERATION_FEATURE_METRICS, MetricNetworks
@@ -186,12 +186,13 @@ class _SampleMetrics:
 def _absent(
     metrics: dict[str, float], samples: int, reference: Reference, networks: MetricNetworks
 ) -> dict[str, str]:
+    missing = [name for name in GENERATION_FEATURE_METRICS if name not in metrics]
     if reference.features is None:
         reason = f"{reference.name} holds only a mean and a covariance: compare with images instead."
+        absent = dict.fromkeys(missing, reason)
     else:
         images = min(samples, reference.features.statistics.count)
-        reason = f"{images} images are too few: take 4 or more."
-    absent = {name: reason for name in GENERATION_FEATURE_METRICS if name not in metrics}
+        absent = {name: too_few_images(name, images) for name in missing}
     for name in CLASSIFIER_METRICS:
         if name not in metrics and networks.classifier is not None:
             absent[name] = f"{samples} images are too few: take {SPLITS} or more."

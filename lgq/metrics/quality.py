@@ -9,9 +9,10 @@ b = images, s = their side in pixels.
 Under torchrun each process takes a share of the images, and the result is that of one process to rounding.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from lgq.data import DataError, ImageDataset, ImageLoader, LoaderSettings
 from lgq.data.loader import loaded_onto
 from lgq.distributed import rank, sum_over_ranks, world_size
 from lgq.metrics.code_usage import CodeUsage
-from lgq.metrics.features import SAMPLE, FeatureSet
+from lgq.metrics.features import SAMPLE, FeatureSet, too_few_images
 from lgq.metrics.fid import warn_of_few_images
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.reconstruction import ReconstructionQuality, psnr
@@ -39,6 +40,10 @@ Codes = Int[Tensor, "b *tokens"]
 Reconstruct = Callable[[Images], tuple[Images, Codes]]
 """Function from images to reconstructions in [-1, 1] and the indices of their codes."""
 
+Key = TypeVar("Key", int, str)
+
+_PER_IMAGE = ("psnr", "ssim", "lpips")
+"""Metrics that are kept for each image."""
 _PER_LEVEL = ("utilization", "perplexity")
 """Measures of use that each stage or scale has of its own."""
 
@@ -86,11 +91,16 @@ class TokenizerQuality:
     @torch.no_grad()
     def update(
         self, images: Images, reconstructions: Images, codes: Codes, numbers: Int[Tensor, " b"]
-    ) -> Float[Tensor, " b"]:
-        """Add a batch and return the PSNR of each image; numbers: place of each image in the data set."""
+    ) -> dict[str, Float[Tensor, " b"]]:
+        """Add a batch and return psnr, ssim, l1 and, with its network, lpips of each image.
+
+        numbers: place of each image in the data set.
+        """
         self.usage.update(codes)
+        scores = self.pixels.update(images, reconstructions)
         if self.networks.lpips is not None:
-            self.lpips_sum += self.networks.lpips(images, reconstructions).cpu().double().sum()
+            scores["lpips"] = self.networks.lpips(images, reconstructions).cpu()
+            self.lpips_sum += scores["lpips"].double().sum()
         if self.networks.inception is not None and self.features is not None and self.reference is not None:
             chosen = numbers if self.feature_images is None else self.feature_images
             mask, inception = torch.isin(numbers, chosen), self.networks.inception
@@ -98,7 +108,7 @@ class TokenizerQuality:
                 self.features.update(inception(reconstructions[mask]), numbers[mask])
                 if not self.reference_is_given:
                     self.reference.update(inception(images[mask]), numbers[mask])
-        return self.pixels.update(images, reconstructions)
+        return scores
 
     def over_ranks(self) -> "TokenizerQuality":
         """Return the metrics of all processes."""
@@ -123,20 +133,25 @@ class TokenizerQuality:
             values |= {"rfid" if name == "fid" else name: value for name, value in distances.items()}
         return values | self.usage.summary()
 
-    def bootstrap_deviations(self, resamples: int) -> dict[str, float]:
+    def bootstrap_deviations(self, resamples: int, on_progress: Progress = unwatched) -> dict[str, float]:
         """Return the standard deviations of rfid and kid over random resamples of the images."""
         if self.features is None or self.reference is None:
             return {}
-        deviations = self.features.bootstrap_deviations(self.reference, resamples)
+        deviations = self.features.bootstrap_deviations(self.reference, resamples, on_progress)
         return {"rfid" if name == "fid" else name: value for name, value in deviations.items()}
 
 
 class ImageScore(NamedTuple):
-    """PSNR of one image."""
+    """Quality of one image."""
 
     number: int
     """Place in the data set."""
+    name: str
+    """Name in the data set."""
     psnr: float
+    ssim: float
+    lpips: float | None
+    """None without the network."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +169,11 @@ class ReconstructionEvaluation:
     """Weights behind lpips and reconstruction_loss; None where they are absent."""
     bootstrap_std: dict[str, float]
     """Standard deviations of rfid and kid over random resamples of the images; empty where not asked for."""
+    standard_error: dict[str, float]
+    """Standard errors of the means psnr, ssim and lpips; empty for one image."""
     usage: CodeUsage
     scores: list[ImageScore]
-    """Score of every image that was read."""
+    """Scores of every image that was read."""
     broken: dict[str, str]
     """Images that could not be read, each with the reason."""
     sides: Int64[Tensor, " n"]
@@ -187,7 +204,8 @@ def evaluate_tokenizer(
     `psnr/i` is that of images decoded from levels 0 to i.
 
     use_cache: read the features of the images from the cache of an earlier evaluation, or write them there.
-    resamples: number of random resamples of the images that give rFID and KID a standard deviation.
+    resamples: number of random resamples of the images that give rFID and KID a standard deviation; 0 for
+        none.
     """
     device, codes = tokenizer.device, tokenizer.codebook_size * tokenizer.levels
     settings = LoaderSettings.of_process(
@@ -278,15 +296,19 @@ def evaluate_reconstructions(
         cached = CachedFeatures.find(loader.dataset, size, convention)
     reference = cached.features if cached and use_cache else None
     quality = TokenizerQuality.empty(networks, codebook_size, images=total, reference=reference)
-    psnrs, sides = torch.zeros(total, dtype=torch.float64), torch.zeros(total, dtype=torch.int64)
+    measures = [name for name in _PER_IMAGE if name != "lpips" or networks.lpips is not None]
+    scores, names = torch.zeros(len(measures), total, dtype=torch.float64), dict[int, str]()
+    sides = torch.zeros(total, dtype=torch.int64)
     for batch in loader.one_pass(may_be_empty=True):
         images = loaded_onto(device, batch.images)
         reconstructions, codes = reconstruct(images)
-        scores = quality.update(images, reconstructions, codes, batch.indices)
-        psnrs[batch.indices] = scores.cpu().double()
+        own = quality.update(images, reconstructions, codes, batch.indices)
+        scores[:, batch.indices] = torch.stack([own[name] for name in measures]).double()
+        names |= zip(batch.indices.tolist(), batch.names, strict=True)
         sides[batch.indices] = batch.sides
         on_progress(batch.position, total)
-    quality, psnrs, sides = quality.over_ranks(), sum_over_ranks(psnrs), sum_over_ranks(sides)
+    quality, scores, sides = quality.over_ranks(), sum_over_ranks(scores), sum_over_ranks(sides)
+    names = _gathered(names)
     if quality.pixels.count == 0:
         raise DataError(f"none of {total:,} images can be read in {loader.dataset!r}.")
     if cached and use_cache and quality.reference and not quality.reference_is_given and rank() == 0:
@@ -295,18 +317,21 @@ def evaluate_reconstructions(
     was_read = sides.nonzero().flatten()
     if "rfid" in metrics:
         warn_of_few_images("rFID", images_read, FEATURES)
-    too_few = f"{images_read} images are too few: take 4 or more."
     missing = [name for name in RECONSTRUCTION_FEATURE_METRICS if cached and name not in metrics]
     return ReconstructionEvaluation(
         metrics=metrics,
         images=images_read,
-        absent=networks.absent | dict.fromkeys(missing, too_few),
+        absent=networks.absent | {name: too_few_images(name, images_read) for name in missing},
         fid=_fid_conventions(quality, cached, loader) if cached and "rfid" in metrics else None,
         lpips=None if networks.lpips is None else {"weights_sha256": networks.lpips.weights_sha256},
-        bootstrap_std=quality.bootstrap_deviations(resamples),
+        bootstrap_std=quality.bootstrap_deviations(resamples, on_progress),
+        standard_error=_standard_errors(dict(zip(measures, scores[:, was_read], strict=True))),
         usage=quality.usage,
-        scores=[ImageScore(number, float(psnrs[number])) for number in was_read.tolist()],
-        broken=_gather_broken(loader.broken),
+        scores=[
+            ImageScore(number, names[number], **({"lpips": None} | dict(zip(measures, values, strict=True))))
+            for number, values in zip(was_read.tolist(), scores[:, was_read].T.tolist(), strict=True)
+        ],
+        broken=_gathered(loader.broken),
         sides=sides[was_read],
         enlarged=int((sides[was_read] < loader.settings.image_size).sum()),
     )
@@ -327,9 +352,16 @@ def _fid_conventions(
     }
 
 
-def _gather_broken(broken: dict[str, str]) -> dict[str, str]:
+def _standard_errors(scores: dict[str, Float64[Tensor, " n"]]) -> dict[str, float]:
+    """Return the standard error of the mean of each score; none where a score is infinite."""
+    errors = {name: float(x.std() / len(x) ** 0.5) for name, x in scores.items() if len(x) > 1}
+    return {name: error for name, error in errors.items() if math.isfinite(error)}
+
+
+def _gathered(own: dict[Key, str]) -> dict[Key, str]:
+    """Return the entries of all processes."""
     if world_size() == 1:
-        return dict(broken)
-    parts: list[dict[str, str]] = [{} for _ in range(world_size())]
-    dist.all_gather_object(parts, broken)
-    return {name: reason for part in parts for name, reason in part.items()}
+        return dict(own)
+    parts: list[dict[Key, str]] = [{} for _ in range(world_size())]
+    dist.all_gather_object(parts, own)
+    return {key: value for part in parts for key, value in part.items()}

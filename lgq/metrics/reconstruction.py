@@ -11,6 +11,7 @@ from lgq.errors import LGQError
 
 Images = Float[Tensor, "b 3 h w"]
 
+_METRICS = ("psnr", "ssim", "l1")
 _WINDOW_RADIUS = 5
 
 
@@ -50,12 +51,12 @@ class ReconstructionQuality:
     sums: Float[Tensor, " metrics"] = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))
     count: int = 0
 
-    def update(self, images: Images, reconstructions: Images) -> Float[Tensor, " b"]:
-        """Add a batch and return the PSNR of each image."""
-        values = torch.stack([metric(images, reconstructions) for metric in (psnr, ssim, l1)])
-        self.sums = self.sums + values.cpu().double().sum(1)
+    def update(self, images: Images, reconstructions: Images) -> dict[str, Float[Tensor, " b"]]:
+        """Add a batch and return psnr, ssim and l1 of each image."""
+        values = torch.stack([metric(images, reconstructions) for metric in (psnr, ssim, l1)]).cpu()
+        self.sums = self.sums + values.double().sum(1)
         self.count += len(images)
-        return values[0].cpu()
+        return dict(zip(_METRICS, values, strict=True))
 
     def over_ranks(self) -> "ReconstructionQuality":
         """Return the means of all processes."""
@@ -65,4 +66,4 @@ class ReconstructionQuality:
     def summary(self) -> dict[str, float]:
         if self.count == 0:
             raise LGQError("no image could be measured: check that the data holds readable images.")
-        return dict(zip(("psnr", "ssim", "l1"), (self.sums / self.count).tolist(), strict=True))
+        return dict(zip(_METRICS, (self.sums / self.count).tolist(), strict=True))

@@ -3,6 +3,8 @@
 view(["runs/photos"], data="photos")        # until Ctrl-C
 """
 
+import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import lgq.data
 
 PORT = 8642
+_NO_PLAIN_PATH = re.compile(r"[{*?\[]|^sample(:|$)|^pipe:|://")
 _PATIENCE = 20
 """Seconds to wait for what is computed in the background to end."""
 
@@ -49,6 +52,7 @@ def view(
     on_start: called with the address of the page, or the path of the file, as soon as it can be opened.
     """
     _require_models(runs, generator)
+    _require_path(data)
     # PyTorch and the models are loaded where they are needed: the page shows earlier.
     if export is not None:
         from lgq.viewer.standalone import export_page
@@ -123,6 +127,15 @@ def _require_models(
     if isinstance(generator, str | Path):
         require_findable(generator)
         require_kind(generator, "generator")
+
+
+def _require_path(data: "lgq.data.ImageDataset | str | Path | None") -> None:
+    """Check that a plain path exists: no pattern, stream, address or embedded photographs."""
+    if not isinstance(data, str | Path) or not str(data) or _NO_PLAIN_PATH.search(str(data)):
+        return
+    if not os.path.exists(os.path.expanduser(data)):
+        way_out = "give a folder of images, a pattern of .tar files, or `sample`"
+        raise LGQError(f"`data` {data} does not exist: {way_out}.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

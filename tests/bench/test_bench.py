@@ -273,3 +273,17 @@ def test_a_stopped_measurement_is_an_interruption_and_not_a_lack_of_memory(monke
     monkeypatch.setattr(quantizers.subprocess, "run", lambda *_, **__: killed)
     with pytest.raises(KeyboardInterrupt):
         list(quantizers.run(replace(SMALL, quantizers=("fsq",))))
+
+
+@pytest.mark.parametrize(("load", "busy"), [(8.0, True), (0.4, False)])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_times_of_a_busy_machine_are_called_uncertain(load, busy, options, monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(quantizers, "run", lambda settings: iter(()))
+    main(["bench", "quantizers", *options])
+    printed = capsys.readouterr()
+    text = " ".join((printed.err if options else printed.out).split())
+    assert ("The machine was busy, with a load of 4.0 per core" in text) == busy
+    if options:
+        assert json.loads(printed.out)["machine"]["load_per_core"] == load / 2

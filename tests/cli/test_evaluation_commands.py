@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from cheap_inception import use_cheap_networks
 from command_line import lgq as command
 from command_line import mistake
 from PIL import Image
@@ -52,6 +53,19 @@ def test_an_evaluation_is_printed_recorded_and_drawn_with_the_metrics_that_have_
     for kind in ("best", "median", "worst"):
         with Image.open(tokenizer / "evaluation" / f"{kind}.png") as picture:
             assert picture.width > 6 * 32
+
+
+def test_errors_are_printed_below_their_values(tokenizer, tmp_path, monkeypatch, capsys):
+    use_cheap_networks(monkeypatch, tmp_path / "cache")
+    command("evaluate", tokenizer, *IMAGES, "--resamples", "4", "--json")
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    errors = record["bootstrap_std"] | record["standard_error"]
+    for name in ("psnr", "ssim", "rfid"):
+        assert f"± {_TOKENIZER_COLUMNS[name][1](errors[name])}" in printed.err
+    assert f"± {1000 * errors['kid']:.3f}" in printed.err
+    assert "± standard error over the images" in printed.err
+    assert "record, scores of each image and pictures" in printed.err
 
 
 @pytest.mark.parametrize(("perplexity", "text"), [(9.84, "9.8"), (1234.5, "1,234")])

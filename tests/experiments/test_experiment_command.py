@@ -5,11 +5,13 @@ import re
 import pytest
 from PIL import Image
 from result_sets import plan_of
-from tiny_experiments import cheap_networks
+from tiny_experiments import SMOKE, cheap_networks, sources_of
 
 from lgq.cli import main
+from lgq.experiments.plan import plan_rows
 from lgq.experiments.results_directory import ResultsDirectory
 from lgq.experiments.runner import ExperimentOutcome
+from lgq.experiments.tables import named_experiment
 from lgq.quantizers import QUANTIZERS
 
 
@@ -69,8 +71,38 @@ def test_a_dry_run_says_what_is_to_be_done_and_writes_nothing(images, out, capsy
 def test_a_dry_run_says_of_which_rows_it_does_not_know_the_time(images, out, capsys):
     run("gaussian", images, out, "--dry-run", "--only", "fsq", "--steps", "7")
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"0 of (\d+) rows are finished; .* without \1 rows whose time is not known", printed)
+    assert re.search(r"0 of \d+ rows are finished; how long the others take is not known", printed)
+    assert "under a minute" not in printed
     assert re.search(r"FSQ, K = 32, mean 0, seed 0 to do 7 ", printed)
+
+
+def finish_all(images, out):
+    """Write a record of every row of "gaussian" without any training, and return their files."""
+    planned = plan_rows(named_experiment("gaussian"), SMOKE, sources_of(images), out)
+    for row in planned.rows:
+        planned.results.write_record(row.id, {"metrics": {"mse": 0.5}})
+    return sorted((out / "rows").glob("*.json"))
+
+
+def test_a_dry_run_of_finished_rows_estimates_nothing(images, out, capsys):
+    finish_all(images, out)
+    run("gaussian", images, out, "--dry-run")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"(\d+) of \1 rows are finished", printed)
+    assert "the others" not in printed
+
+
+@pytest.mark.parametrize("option", [(), ("--dry-run",)])
+def test_damaged_records_are_named_before_any_work(images, out, capsys, option):
+    records = finish_all(images, out)
+    records[0].write_text(records[0].read_text().replace("0.5", "0.1"))
+    records[-1].write_text("{")
+    with pytest.raises(SystemExit):
+        run("gaussian", images, out, *option)
+    printed = capsys.readouterr().err
+    assert "2 records are damaged: remove them, and run the same command again" in printed
+    assert all(str(record) in printed for record in (records[0], records[-1]))
+    assert "finished already" not in printed
 
 
 def test_a_dry_run_refuses_another_protocol_too(images, out, capsys):

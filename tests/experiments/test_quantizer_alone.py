@@ -1,5 +1,6 @@
 """A quantizer alone: it learns, is measured on other vectors, and sees what the other quantizers see."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_error_is_that_of_the_nearest_code_whatever_the_batches():
     used = distances.argmin(1).unique()
     assert metrics["utilization"] == len(used) / 16
     assert measure_alone(trained.quantizer, [unseen[:4], unseen[4:]]) == pytest.approx(metrics)
+
+
+def test_a_long_training_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("lgq.progress._LINE_SECONDS", 0)
+    train_alone(replace(SETTINGS, steps=3), lambda: normal(64, 0), seed=0)
+    assert re.findall(r"training  (\d)/3", capsys.readouterr().err) == ["1", "2", "3"]
 
 
 def test_a_run_depends_on_its_seed_alone():

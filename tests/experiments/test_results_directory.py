@@ -51,6 +51,20 @@ def test_a_damaged_or_changed_record_is_refused(content, tmp_path):
         results.record("a-0")
 
 
+def test_all_damaged_records_are_named_in_one_error(tmp_path):
+    results = ResultsDirectory(tmp_path)
+    for id in ("a-0", "b-0", "c-0"):
+        results.write_record(id, {"psnr": 21.5})
+    results.require_intact(["a-0", "b-0", "c-0", "not-finished"])
+    files = [tmp_path / "rows" / f"{id}.json" for id in ("a-0", "c-0")]
+    files[0].write_text(files[0].read_text().replace("21.5", "29.5"))
+    with pytest.raises(ResultsError, match=r"1 record is damaged: remove it, .*a-0.json\.$"):
+        results.require_intact(["a-0", "b-0", "c-0"])
+    files[1].write_text("{")
+    with pytest.raises(ResultsError, match=r"2 records are damaged: remove them, .*a-0.json, .*c-0.json\.$"):
+        results.require_intact(["a-0", "b-0", "c-0"])
+
+
 def test_a_plan_of_another_version_is_named(tmp_path):
     results = ResultsDirectory(tmp_path)
     results.write_plan(PLAN)

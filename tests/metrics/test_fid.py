@@ -187,4 +187,6 @@ def test_the_formula_has_its_documented_name():
 def test_kid_is_a_way_out_only_for_enough_images(images, by_kid):
     with pytest.warns(LGQWarning, match="take 2,048 images or more") as caught:
         warn_of_few_images("rFID", images, 2_048)
-    assert ("compare models by KID" in str(caught[0].message)) == by_kid
+    message = str(caught[0].message)
+    assert ("compare models by KID" in message) == by_kid
+    assert ("KID, precision and recall of fewer than 100 images are mostly noise" in message) != by_kid

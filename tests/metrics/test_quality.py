@@ -21,7 +21,12 @@ from lgq.errors import LGQWarning
 from lgq.metrics.kid import kernel_distance
 from lgq.metrics.metric_networks import RECONSTRUCTION_FEATURE_METRICS, MetricNetworks
 from lgq.metrics.precision_recall import precision_recall
-from lgq.metrics.quality import ReconstructionEvaluation, evaluate_tokenizer, reconstruct_with
+from lgq.metrics.quality import (
+    ReconstructionEvaluation,
+    evaluate_reconstructions,
+    evaluate_tokenizer,
+    reconstruct_with,
+)
 from lgq.metrics.reconstruction import l1, psnr, ssim
 from lgq.models.autoencoder import Backbone
 from lgq.models.lpips import LPIPS
@@ -91,8 +96,15 @@ def test_every_metric_equals_its_plain_formula(photos, networks, batch_size):
     assert evaluation.images == IMAGES
     assert evaluation.absent == evaluation.broken == {}
     assert [score.number for score in evaluation.scores] == list(range(IMAGES))
-    psnrs = torch.tensor([score.psnr for score in evaluation.scores])
-    torch.testing.assert_close(psnrs, psnr(images, outputs), rtol=1e-4, atol=1e-4)
+    assert [score.name for score in evaluation.scores] == [f"{i:02}.png" for i in range(IMAGES)]
+    by_image = {"psnr": psnr(images, outputs), "ssim": ssim(images, outputs)}
+    by_image["lpips"] = networks.lpips(images, outputs)
+    for name, values in by_image.items():
+        scores = torch.tensor([getattr(score, name) for score in evaluation.scores])
+        torch.testing.assert_close(scores, values, rtol=1e-4, atol=1e-4)
+        error = float(values.std() / IMAGES**0.5)
+        assert evaluation.standard_error[name] == pytest.approx(error, rel=1e-3)
+    assert evaluation.standard_error.keys() == by_image.keys()
 
 
 def test_features_of_the_images_are_computed_once_unless_the_cache_is_left_alone(
@@ -114,13 +126,37 @@ def test_features_of_the_images_are_computed_once_unless_the_cache_is_left_alone
     assert networks.inception.seen == 8 * IMAGES
 
 
+def test_resamples_give_deviations_and_are_counted(photos, networks):
+    counts: list[tuple[int, int]] = []
+    evaluation = evaluate(photos, networks, resamples=5, on_progress=lambda *count: counts.append(count))
+    assert counts[-5:] == [(i, 5) for i in range(1, 6)]
+    assert evaluation.bootstrap_std.keys() == {"rfid", "kid"}
+    assert evaluation.bootstrap_std == evaluate(photos, networks, resamples=5).bootstrap_std
+
+
+def test_one_image_and_equal_images_have_no_standard_error(tmp_path, photos):
+    assert evaluate(put_pictures(tmp_path / "one", 1), MetricNetworks()).standard_error == {}
+    settings = LoaderSettings(image_size=SIDE, batch_size=4)
+    loader, device = ImageLoader(FolderDataset(photos), settings), torch.device("cpu")
+    perfect = evaluate_reconstructions(
+        lambda images: (images, torch.zeros(len(images), 1, dtype=torch.long)),
+        1,
+        loader,
+        MetricNetworks(),
+        device,
+    )
+    assert perfect.metrics["psnr"] == torch.inf
+    assert perfect.standard_error == {"ssim": pytest.approx(0, abs=1e-6)}
+
+
 def test_without_networks_their_metrics_are_absent_by_name(photos):
     evaluation = evaluate(photos, MetricNetworks(absent={"rfid": "no weights"}))
     assert evaluation.absent == {"rfid": "no weights"}
     needs_networks = {"lpips", "reconstruction_loss", *RECONSTRUCTION_FEATURE_METRICS}
     assert not needs_networks & evaluation.metrics.keys()
     assert evaluation.metrics["psnr"] > 0
-    assert evaluation.fid is evaluation.lpips is None
+    assert evaluation.fid is evaluation.lpips is evaluation.scores[0].lpips is None
+    assert evaluation.standard_error.keys() == {"psnr", "ssim"}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +166,10 @@ def test_too_few_images_are_a_reason(tmp_path, networks, count, present):
     evaluation = evaluate(put_pictures(tmp_path / "few", count), networks)
     assert present == evaluation.metrics.keys() & set(RECONSTRUCTION_FEATURE_METRICS)
     assert evaluation.absent.keys() == set(RECONSTRUCTION_FEATURE_METRICS) - present
-    assert all(f"{count} images are too few" in reason for reason in evaluation.absent.values())
+    subject = "1 image is" if count == 1 else f"{count} images are"
+    fewest = {"rfid": 2, "kid": 2, "precision": 4, "recall": 4}
+    for name, reason in evaluation.absent.items():
+        assert reason == f"{subject} too few: take {fewest[name]} or more."
     assert (evaluation.fid is None) == (not present)
 
 
@@ -142,7 +181,8 @@ def test_an_rfid_of_fewer_images_than_features_warns(tmp_path, networks, count, 
         evaluate(folder, networks)
     expected = [f"rFID of {count} images is biased upwards"] if warns else []
     assert [str(warning.message).partition(":")[0] for warning in caught] == expected
-    assert all("singular; take 12 images" in str(warning.message) for warning in caught)
+    noise = "singular; KID, precision and recall of fewer than 100 images are mostly noise; take 12 images"
+    assert all(noise in str(warning.message) for warning in caught)
 
 
 def test_broken_images_are_left_out_and_named(tmp_path, networks):

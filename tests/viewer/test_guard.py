@@ -23,7 +23,7 @@ from lgq.viewer.code_gallery import Model
 from lgq.viewer.guard import Guard, Limits, Refusal
 from lgq.viewer.server import Opening, listening
 from lgq.viewer.studio import Studio
-from lgq.viewer.view import view
+from lgq.viewer.view import _require_path, view
 
 HOST = {"host": "127.0.0.1:8642"}
 
@@ -262,6 +262,19 @@ def test_the_page_is_served_without_pytorch():
 def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path):
     with pytest.raises(ValueError, match="nowhere"):
         view([tmp_path / "nowhere"], port=0, on_start=lambda address: None)
+
+
+@pytest.mark.parametrize("name", ["nope", "nope.jpg", "nope.tar"])
+def test_data_that_do_not_exist_are_named_before_the_address(tmp_path, name):
+    started = []
+    with pytest.raises(ValueError, match=f"{name} does not exist: give a folder of images"):
+        view(data=tmp_path / name, port=0, on_start=started.append)
+    assert started == []
+
+
+@pytest.mark.parametrize("data", ["sample", "sample:whole", "no-{000..001}.tar", "pipe:cat a", None, "."])
+def test_data_that_are_no_plain_path_are_left_to_those_who_open_them(data):
+    _require_path(data)
 
 
 def test_a_model_of_the_wrong_kind_is_named_before_the_address(tmp_path):
