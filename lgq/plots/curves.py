@@ -81,7 +81,7 @@ def usage_histogram(counts: Int[Tensor, " k"], *, caption: str = "", colour: str
     panel.set_xlabel("codes, the most frequent first")
     panel.set_ylabel("share of all tokens")
     panel.set_xlim(-0.01 * codes, codes)
-    panel.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=1))
+    panel.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     return figure_png(figure)
 
 
