@@ -143,8 +143,6 @@ def usage_bars(
 
 @torch.no_grad()
 def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
-    """Return a copy of the codes on the CPU; None where the codes are a fixed grid."""
-    if not quantizer.learned_codes:
-        return None
-    codes: Any = quantizer.codebook
-    return codes.detach().float().cpu().clone()
+    """Return a copy of the codes on the CPU; None for a fixed grid, and without a `codebook`."""
+    codes: Any = getattr(quantizer, "codebook", None) if quantizer.learned_codes else None
+    return None if codes is None else codes.detach().float().cpu().clone()
