@@ -157,7 +157,7 @@ def study_codebook(
     quantizer, tokens_per_image = _quantizer_of(tokenizer, stage), (image_size // tokenizer.factor) ** 2
     codes, codebook = quantizer.codebook_size, learned_codebook(quantizer)
     plottable = codebook is not None and quantizer.dim > 1
-    usage, atlas = CodeUsage.empty(codes), CodeAtlas.empty(codes, factor=tokenizer.factor)
+    usage, atlas = CodeUsage.of(quantizer), CodeAtlas.empty(codes, factor=tokenizer.factor)
     pairs = CoOccurrence.empty(codes) if codes <= MAX_PAIRED_CODES else None
     positions = PositionPairs.empty(tokens_per_image) if tokens_per_image > 1 else None
     sample = FeatureSample.empty(_LATENTS, dim=quantizer.dim) if plottable else None
