@@ -177,6 +177,8 @@ class Quantizer(nn.Module, ABC):
         """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast.
 
         With `codebook_dim`, vectors and codes have that many channels here, and in `select` and `lookup`.
+        Parameters keep the dtype of the module: after `.half()` they are float16 and the vectors float32, so
+        a linear map is a `lgq.quantizers.projection.Projection`, or casts its weights by `.to(z.dtype)`.
         """
 
     def quantize(self, z: Float[Tensor, "n c"]) -> Quantized:
