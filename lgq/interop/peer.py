@@ -52,6 +52,7 @@ def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None =
         raise LGQError(f"{kind} has no counterpart: these have, {', '.join(_CONVERTERS)}.")
     quantizer = _CONVERTERS[kind](module, _channel_dim(module) if channel_dim is None else channel_dim)
     _compare_gradients(module)
+    quantizer.scale_matters = False  # converted codes have found their latents
     tensors = [*module.parameters(), *module.buffers()]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if floats:

@@ -196,11 +196,14 @@ def test_frozen_codes_stay_frozen_and_their_projections_learn(options):
         peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
         peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
         peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
+        peer.FSQ([8, 4], dim=DIM, channel_first=None),
+        peer.LFQ(dim=DIM, codebook_size=SIZE, channel_first=False),
+        peer.SimVQ(DIM, SIZE, rotation_trick=False),
     ],
     ids=lambda module: type(module).__name__,
 )
 def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
-    z = 0.1 * torch.randn(LAST)
+    z = 0.01 * torch.randn(LAST)
     module(z)
     from_vector_quantize_pytorch(module)(z)
 
@@ -302,7 +305,6 @@ def test_dropout_of_stages_and_spheres_convert():
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:rotation_trick of SimVQ")
 def test_what_would_give_other_codes_is_an_error(make, message):
     with pytest.raises(LGQError, match=message):
         from_vector_quantize_pytorch(make(), channel_dim=-1)
