@@ -204,7 +204,7 @@ def _show_tokenizer(
 ) -> tuple[dict[str, bytes], dict[str, float]]:
     """Return pictures as PNG by the stems of their files, and the values of the tokenizer."""
     seen, unseen = (_reconstruct(tokenizer, part, image_size) for part in ("train", "held-out"))
-    usage, quality = CodeUsage.empty(tokenizer.codebook_size), ReconstructionQuality()
+    usage, quality = CodeUsage.of(tokenizer.quantizer), ReconstructionQuality()
     for part in (seen, unseen):
         usage.update(part.tokens)
     quality.update(unseen.images, unseen.decoded)

@@ -21,6 +21,7 @@ from lgq.ops.numerics import mse
 from lgq.ops.search import squared_distances
 from lgq.quantizers import QUANTIZERS, Quantized, Quantizer, register
 from lgq.quantizers.codebook_init import normal_codes
+from lgq.quantizers.projection import Projection
 from lgq.reporting.page import report
 from lgq.tokenizer import load_tokenizer
 
@@ -119,6 +120,46 @@ def test_it_is_a_row_of_tables_a_line_of_the_report_and_measured(photos, tmp_pat
     assert [row["implementation"] for row in dense] == ["dense"]
     report(tmp_path / "results", tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("Toy") >= 2
+
+
+class Mapped(Toy):
+    """A toy behind a map of its own, which is cast to the dtype of the vectors in one of two ways."""
+
+    def __init__(self, *arguments, cast: bool = False, **options):
+        super().__init__(*arguments, **options)
+        self.map = nn.Linear(DIM, DIM, bias=False) if cast else Projection(DIM, DIM, seed=self.seed)
+        self.seen: set[torch.dtype] = set()
+
+    def quantize_vectors(self, z):
+        self.seen.add(z.dtype)
+        return self._quantize(self._mapped(z), self.select(z))
+
+    def select(self, z):
+        return super().select(self._mapped(z))
+
+    def _mapped(self, z):
+        if isinstance(self.map, Projection):
+            return self.map(z)
+        return nn.functional.linear(z, self.map.weight.to(z.dtype))
+
+
+@pytest.mark.parametrize("cast", [True, False])
+@pytest.mark.parametrize(
+    ("weights", "latents", "vectors"),
+    [
+        (torch.float16, torch.float16, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+    ],
+)
+def test_vectors_are_float32_or_better_and_maps_follow_them_in_both_ways_of_the_guide(
+    cast, weights, latents, vectors
+):
+    q, z = Mapped(DIM, SIZE, cast=cast, seed=0).to(weights), torch.randn(30, DIM).to(latents)
+    out = q(z.requires_grad_())
+    (out.quantized.sum() + out.loss).backward()
+    assert (q.seen, q.map.weight.dtype, out.quantized.dtype) == ({vectors}, weights, latents)
+    assert q.encode(z).dtype == torch.int64
 
 
 class Sloppy(Toy):

@@ -4,15 +4,22 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import lgq, mistake
-from tiny_run import paint_photos
+from tiny_run import TINY, paint_photos
 
 from lgq.errors import LGQError
+from lgq.evaluation import evaluate
 from lgq.quantizers import QUANTIZERS, VQ, import_plugin, register, require_quantizer
 from lgq.runs import tokenizer_names
+from lgq.tokenizer import load_tokenizer
+from lgq.training.run_directory import read_codebooks
+from lgq.training.tokenizer_trainer import train
+from lgq.viewer.code_gallery import codes_of
 
 MODULE = """
 from lgq import VQ, register
@@ -22,6 +29,34 @@ class Mine(VQ):
 
     def __init__(self, dim, codebook_size, *, channel_dim=-1, decay=0.9, seed=0):
         super().__init__(dim, codebook_size, channel_dim=channel_dim, decay=decay, seed=seed)
+"""
+TERNARY = """
+import torch
+from lgq import register
+from lgq.ops.gradients import straight_through
+from lgq.quantizers import Quantized, Quantizer
+
+class Ternary(Quantizer):
+    label = "Ternary"
+
+    def __init__(self, dim, codebook_size, *, channel_dim=-1, seed=0):
+        super().__init__(dim, codebook_size, channel_dim=channel_dim, seed=seed)
+        self.register_constants(powers=[3**i for i in range(dim)])
+
+    def quantize_vectors(self, z):
+        indices = self.select(z)
+        return Quantized(straight_through(z, self.lookup(indices).to(z.dtype)), indices, z.new_zeros(()))
+
+    def select(self, z):
+        return ((z.clamp(-1, 1).round().long() + 1) * self.powers).sum(1)
+
+    def lookup(self, indices):
+        return (indices[:, None] // self.powers % 3 - 1).float()
+
+    def reset_parameters(self, seed):
+        pass
+
+register("ternary", Ternary)
 """
 REGISTERS = f'{MODULE}\nregister("mine", Mine)\n'
 
@@ -109,6 +144,23 @@ def test_a_run_trains_with_a_plugin_records_it_and_names_what_is_missing_without
     assert missing in mistake(capsys, "train", "smoke-mine", "--data", photos, "--out", "new")
     new = ["train", "smoke-lgq", "--quantizer", "mine", "--data", photos, "--out", "new"]
     assert missing in mistake(capsys, *new)
+
+
+def test_a_quantizer_without_a_codebook_trains_and_is_evaluated_and_shown(place, photos, monkeypatch):
+    monkeypatch.setenv("LGQ_CACHE", str(place / "no-weights"))
+    (place / "digits.py").write_text(TERNARY)
+    import_plugin("digits.py")
+    run = replace(TINY, quantizer="ternary", codebook_size=81)
+    train(run, str(photos), place / "run")
+    (snapshot, *_) = read_codebooks(place / "run")
+    assert (int(snapshot.counts.sum()) > 0, snapshot.codes) == (True, None)
+    tokenizer = load_tokenizer(place / "run")
+    tokens = tokenizer.encode(torch.rand(1, 3, 12, 12))
+    assert tokenizer.decode(tokens).shape == (1, 3, 12, 12)
+    study = evaluate(place / "run", data=str(photos), geometry="pca").fields["geometry"]
+    assert "Ternary has no `codebook`" in study["absent"]["overlay"]
+    codes = codes_of(tokenizer, 0)
+    assert torch.equal(tokenizer.quantizer.select(codes), torch.arange(81))
 
 
 def test_processes_of_torchrun_and_of_the_loader_find_the_plugin(place, photos):

@@ -51,6 +51,8 @@ def from_vector_quantize_pytorch(module: nn.Module, *, channel_dim: int | None =
     if kind not in _CONVERTERS:
         raise LGQError(f"{kind} has no counterpart: these have, {', '.join(_CONVERTERS)}.")
     quantizer = _CONVERTERS[kind](module, _channel_dim(module) if channel_dim is None else channel_dim)
+    _compare_gradients(module)
+    quantizer.scale_matters = False  # converted codes have found their latents
     tensors = [*module.parameters(), *module.buffers()]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     if floats:
@@ -165,14 +167,25 @@ def _residual_vq(module: Any, channel_dim: int) -> Quantizer:
         stages = [_vq(module.layers[0], channel_dim, shared=True)] * len(module.layers)
     else:
         stages = [_vq(layer, channel_dim) for layer in module.layers]
-    detaches = len(stages) > 1 and module.quant_grad_frac != 1
-    _leave_behind(module, **{f"quant_grad_frac={module.quant_grad_frac:g}": detaches})
     dim = module.project_in.in_features if module.has_projections else None
     q = Residual(stages, dim=dim, channel_dim=channel_dim, dropout=_dropout(module, len(stages)))
     if module.has_projections:
         _copy(q.project_in, module.project_in)
         _copy(q.project_out, module.project_out)
     return q
+
+
+def _compare_gradients(module: nn.Module) -> None:
+    """Warn, once per conversion, of stages whose gradients reach the encoder in another way here."""
+    layers: list[Any] = [part for part in module.modules() if type(part).__name__ == "ResidualVQ"]
+    fractions = {part.quant_grad_frac for part in layers if len(part.layers) > 1} - {1}
+    if fractions:
+        default = ", its default," if fractions == {0} else ""
+        warn(
+            f"quant_grad_frac={min(fractions):g} of ResidualVQ{default} passes the gradient of each stage to "
+            "the encoder once more, and here it is that of their sum: encoding and decoding are the same, a "
+            "training that continues moves the encoder otherwise."
+        )
 
 
 def _dropout(module: Any, stages: int) -> float:

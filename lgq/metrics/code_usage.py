@@ -2,43 +2,99 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int, Integer
 from torch import Tensor
 
-from lgq.checks import require_indices
+from lgq.checks import require_indices, require_tensor
 from lgq.distributed import sum_over_ranks
+from lgq.errors import LGQError
 from lgq.ops.numerics import entropy
-from lgq.quantizers import Quantizer
+from lgq.quantizers import Quantized, Quantizer
+from lgq.quantizers.compositions.composition import Composition
 
 _PAPER, _BAR, _UNIFORM = torch.tensor([[255, 255, 255], [0, 114, 178], [213, 94, 0]]) / 127.5 - 1
+
+
+_MOST_COUNTS = 2**28
+"""Largest number of codes that are counted: the counts take 2 GiB."""
 
 
 @dataclass
 class CodeUsage:
     """Streaming counts of codes: `update` per batch, `over_ranks`, then read.
 
+        usage = CodeUsage.of(q)
+        usage.update(q.encode(z))
+        usage.summary(), [stage.summary() for stage in usage.by_stage()]
+
     Counts are integers, so the result does not depend on the order of batches or processes.
     """
 
     counts: Int[Tensor, " k"]
+    """Counts of the codes; those of stages or groups follow each other."""
+    sizes: tuple[int, ...] = ()
+    """Number of codes of each stage or group; () for one codebook."""
+    index_shape: tuple[int, ...] = ()
+    """Trailing axes of the indices that are stages or groups."""
+
+    @classmethod
+    def of(cls, quantizer: Quantizer) -> "CodeUsage":
+        """Return no counts yet for the indices of any quantizer; stages and groups are counted apart."""
+        if not isinstance(quantizer, Quantizer):
+            kind = type(quantizer).__name__
+            raise LGQError(f"CodeUsage.of needs a quantizer, got {kind}: pass `quantizer` of a tokenizer.")
+        sizes = _sizes_of(quantizer)
+        usage = cls.empty(sum(sizes))
+        usage.sizes, usage.index_shape = sizes, quantizer.index_shape
+        return usage
 
     @classmethod
     def empty(cls, codebook_size: int) -> "CodeUsage":
+        """Return no counts yet for indices below `codebook_size`; of a quantizer, take `of`.
+
+        `codebook_size` of `Residual` and `Grouped` is the number of combinations, whose indices are
+        `joint_indices`; indices with an axis of stages or groups would all be counted as one codebook.
+        """
+        if codebook_size > _MOST_COUNTS:
+            raise LGQError(
+                f"counts of {codebook_size:,} codes do not fit into memory, up to {_MOST_COUNTS:,} do: for "
+                "Residual or Grouped, CodeUsage.of(q) counts each stage or group apart."
+            )
         return cls(torch.zeros(codebook_size, dtype=torch.int64))
 
     def update(self, indices: Integer[Tensor, "*tokens"]) -> None:
         """Count the codes of a batch; -1 stands for no code, as where `Residual` drops a stage."""
+        if isinstance(indices, Quantized):
+            raise LGQError("indices must be a tensor, got the whole result: pass out.indices.")
+        if self.index_shape:
+            indices = self._numbered(indices)
         indices = require_indices(indices, len(self.counts), lowest=-1)
         indices = indices[indices >= 0]
         self.counts += torch.bincount(indices.flatten().cpu(), minlength=len(self.counts))
 
+    def _numbered(self, indices: Integer[Tensor, "*tokens"]) -> Int[Tensor, "n s"]:
+        """Return indices among the codes of all stages or groups."""
+        require_tensor("indices", indices)
+        axes = tuple(indices.shape[-len(self.index_shape) :])
+        if axes != self.index_shape:
+            raise LGQError(
+                f"indices must end with axes of shape {self.index_shape}, its stages or groups, got "
+                f"{tuple(indices.shape)}: pass what `encode` returns."
+            )
+        numbered, first = [], 0
+        for part, size in zip(indices.reshape(-1, len(self.sizes)).unbind(1), self.sizes, strict=True):
+            codes = require_indices(part, size, lowest=-1)
+            numbered.append(torch.where(codes < 0, codes, codes + first))
+            first += size
+        return torch.stack(numbered, 1)
+
     def over_ranks(self) -> "CodeUsage":
         """Return the counts of all processes."""
-        return CodeUsage(sum_over_ranks(self.counts))
+        return replace(self, counts=sum_over_ranks(self.counts))
 
     @property
     def tokens(self) -> int:
@@ -80,9 +136,14 @@ class CodeUsage:
         """Share of the tokens that the most frequent 1% of the codes take (rounded up, at least one code)."""
         return float(self.frequencies.topk(-(-len(self.counts) // 100)).values.sum())
 
-    def by_stage(self, stages: int) -> "list[CodeUsage]":
-        """Return the usage of each stage of a residual quantizer, whose codes follow each other."""
-        return [CodeUsage(counts) for counts in self.counts.view(stages, -1)]
+    def by_stage(self, stages: int | None = None) -> "list[CodeUsage]":
+        """Return the usage of each stage or group; a quantizer without them has one.
+
+        stages: number of equal codebooks whose codes follow each other; None takes those of `of`.
+        """
+        if stages is not None:
+            return [CodeUsage(counts) for counts in self.counts.view(stages, -1)]
+        return [CodeUsage(counts) for counts in self.counts.split(self.sizes or (len(self.counts),))]
 
     def norm_summary(self, codebook: Float[Tensor, "k c"]) -> dict[str, float]:
         """Return the smallest and largest norm of dead and of live codes, and `norm_correlation`.
@@ -110,6 +171,11 @@ class CodeUsage:
             "top_percent_mass": self.top_percent_mass,
             "dead_codes": float(len(self.dead_codes)),
         }
+
+
+def _sizes_of(quantizer: Quantizer) -> tuple[int, ...]:
+    parts = quantizer.parts if isinstance(quantizer, Composition) else []
+    return tuple(size for part in parts for size in _sizes_of(part)) or (quantizer.codebook_size,)
 
 
 def batch_utilization(indices: Integer[Tensor, "*tokens"], codebook_size: int) -> Float[Tensor, ""]:
@@ -143,8 +209,6 @@ def usage_bars(
 
 @torch.no_grad()
 def learned_codebook(quantizer: Quantizer) -> Float32[Tensor, "k c"] | None:
-    """Return a copy of the codes on the CPU; None where the codes are a fixed grid."""
-    if not quantizer.learned_codes:
-        return None
-    codes: Any = quantizer.codebook
-    return codes.detach().float().cpu().clone()
+    """Return a copy of the codes on the CPU; None for a fixed grid, and without a `codebook`."""
+    codes: Any = getattr(quantizer, "codebook", None) if quantizer.learned_codes else None
+    return None if codes is None else codes.detach().float().cpu().clone()

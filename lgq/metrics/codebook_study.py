@@ -130,7 +130,7 @@ class CodebookStudy:
     usage: CodeUsage
     atlas: CodeAtlas
     codebook: Float32[Tensor, "k c"] | None
-    """None where the codes are a fixed grid."""
+    """None where the codes are a fixed grid, or the quantizer has no `codebook`."""
     latents: Float32[Tensor, "n c"] | None
     """Random sample of the vectors that were quantized; None where they cannot be plotted with the codes."""
 
@@ -155,8 +155,9 @@ def study_codebook(
     stage: stage of a residual tokenizer; its latents are what the earlier stages left over.
     """
     quantizer, tokens_per_image = _quantizer_of(tokenizer, stage), (image_size // tokenizer.factor) ** 2
-    codes, plottable = quantizer.codebook_size, quantizer.learned_codes and quantizer.dim > 1
-    usage, atlas = CodeUsage.empty(codes), CodeAtlas.empty(codes, factor=tokenizer.factor)
+    codes, codebook = quantizer.codebook_size, learned_codebook(quantizer)
+    plottable = codebook is not None and quantizer.dim > 1
+    usage, atlas = CodeUsage.of(quantizer), CodeAtlas.empty(codes, factor=tokenizer.factor)
     pairs = CoOccurrence.empty(codes) if codes <= MAX_PAIRED_CODES else None
     positions = PositionPairs.empty(tokens_per_image) if tokens_per_image > 1 else None
     sample = FeatureSample.empty(_LATENTS, dim=quantizer.dim) if plottable else None
@@ -177,7 +178,7 @@ def study_codebook(
     usage, atlas, sample = usage.over_ranks(), atlas.over_ranks(), sample and sample.over_ranks()
     if not usage.tokens:
         raise DataError(f"none of {len(data):,} images can be read in {data!r}.")
-    codebook, metrics = learned_codebook(quantizer), usage.summary()
+    metrics = usage.summary()
     if pairs is not None:
         metrics["cooccurrence_density"] = pairs.over_ranks().density
     if positions is not None:
@@ -186,13 +187,14 @@ def study_codebook(
         metrics |= usage.norm_summary(codebook)
     latents = sample.features if sample is not None and len(sample.features) > 1 else None
     present = metrics.keys() | (set() if latents is None else {"overlay"})
+    reasons = _reasons(quantizer, codebook)
     return CodebookStudy(
         quantizer=str(tokenizer.settings["quantizer"]),
         stage=stage,
         stages=tokenizer.stages,
         images=usage.tokens // tokens_per_image,
         metrics=metrics,
-        absent={name: reason for name, reason in _reasons(quantizer).items() if name not in present},
+        absent={name: reason for name, reason in reasons.items() if name not in present},
         usage=usage,
         atlas=atlas,
         codebook=codebook,
@@ -255,10 +257,12 @@ def _quantize(
     return latents.movedim(1, -1), tokens[..., stage]
 
 
-def _reasons(quantizer: Quantizer) -> dict[str, str]:
+def _reasons(quantizer: Quantizer, codebook: Tensor | None) -> dict[str, str]:
     """Why each of these is missing, if it is."""
-    codes, learned = quantizer.codebook_size, quantizer.learned_codes
-    fixed = f"the codes of {type(quantizer).__name__} are a fixed grid, which training does not move."
+    codes, learned, name = quantizer.codebook_size, codebook is not None, type(quantizer).__name__
+    fixed = f"the codes of {name} are a fixed grid, which training does not move."
+    if quantizer.learned_codes:
+        fixed = f"{name} has no `codebook`, the attribute with one row per code that training moves."
     return {
         "cooccurrence_density": f"pairs of {codes:,} codes would take {codes**2 / 2**33:.1f} GiB of bits: "
         f"they are counted up to {MAX_PAIRED_CODES:,} codes.",

@@ -44,6 +44,11 @@ _SCALE_CHECKS = (1, 10, 100)
 """Training batches whose scale is measured."""
 _FEWEST_VECTORS = 8
 """Vectors of a batch below which its mean and spread say little."""
+LEAST_MAPPED_SPREAD = 0.05
+"""Spread of latents below which the bias of an untrained map to the codes outweighs them, so that nearly all
+get one code, and the map takes long to make up for it."""
+NORMALIZE = "Put a BatchNorm before the quantizer"
+"""Advice for quantizers that have no other start."""
 _FARTHEST_MEAN = 3.0
 """Mean of latents, in units of their spread, beyond which most codes around the origin are never chosen."""
 
@@ -177,6 +182,8 @@ class Quantizer(nn.Module, ABC):
         """Compute `forward` for a matrix of vectors in float32 or better; called outside autocast.
 
         With `codebook_dim`, vectors and codes have that many channels here, and in `select` and `lookup`.
+        Parameters keep the dtype of the module: after `.half()` they are float16 and the vectors float32, so
+        a linear map is a `lgq.quantizers.projection.Projection`, or casts its weights by `.to(z.dtype)`.
         """
 
     def quantize(self, z: Float[Tensor, "n c"]) -> Quantized:
@@ -357,7 +364,8 @@ class Quantizer(nn.Module, ABC):
         """Say what is wrong with the scale of latents, or return None."""
         if self.good_scale is None:
             return None
-        (low, high), made = self.good_scale, "temperature is" if self.codes_are_given else "initial codes are"
+        (low, high), made = self.good_scale, "initial codes are" if self.learned_codes else "initial map is"
+        made = "temperature is" if self.codes_are_given else made
         if self.scale_is_norm:
             rms = float(z.square().mean().sqrt())
             if low <= rms <= high:
@@ -368,7 +376,8 @@ class Quantizer(nn.Module, ABC):
         farthest = float("inf") if self.codes_are_given and self.score == "l2" else _FARTHEST_MEAN
         if low <= spread <= high and mean <= farthest * spread:
             return None
-        rules = [f"{low:g} to {high:g}"] if high < float("inf") else []
+        rules = [f"at least {low:g}"] if low else []
+        rules = [f"{low:g} to {high:g}"] if high < float("inf") else rules
         rules += [f"a mean of at most {farthest:g} times that"] if farthest < float("inf") else []
         return (
             f"a standard deviation of {spread:.2g} per channel around a mean of {float(mean):.2g}, and its "

@@ -3,6 +3,8 @@
 n = vectors, k = 2^d codes, c = channels, d = bits, h = bits of one half, m = 2^h corners.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -11,7 +13,7 @@ from torch import Tensor
 from lgq.checks import require_above_zero, require_at_least, require_indexable, require_whole
 from lgq.errors import LGQError
 from lgq.ops.numerics import entropy, mean, min_log_weight
-from lgq.quantizers.base import Quantizer
+from lgq.quantizers.base import LEAST_MAPPED_SPREAD, NORMALIZE, Quantizer
 from lgq.quantizers.projection import Projection
 
 _MOST_IN_BATCH_ENTROPY = 2**28
@@ -27,6 +29,8 @@ class BitQuantizer(Quantizer):
     """
 
     learned_codes = False
+    good_scale = (LEAST_MAPPED_SPREAD, math.inf)
+    off_scale_advice = NORMALIZE
     powers: Tensor
     dense_matrices = 7
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lgq.checks import has_values, require_one_of, require_tensor
 from lgq.distributed import broadcast_from_first, rank
@@ -33,6 +33,20 @@ class DataInitQuantizer(Quantizer):
     needs_data_init = False
     """Whether the next training batch initializes the codebook."""
     _warned_of_no_start = False
+    _loads = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take a tensor that is assigned to `codebook` as `set_codebook` does.
+
+        Otherwise running means would move the codes back. Loaded states and copies of DataParallel, which
+        torch assigns too, have running means of their own.
+        """
+        held = name == "codebook" and (name in self._buffers or name in self._parameters)
+        assigned = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+        if held and assigned and not self._loads and not hasattr(self, "_is_replica"):
+            self.set_codebook(value)
+        else:
+            super().__setattr__(name, value)
 
     def start_codes(self, init: Init) -> None:
         """Check and remember the start of the codes."""
@@ -133,7 +147,11 @@ class DataInitQuantizer(Quantizer):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         # Codes from before there was such a start have begun.
         state_dict.setdefault(f"{prefix}_extra_state", torch.tensor(False))
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        self._loads = True
+        try:
+            super()._load_from_state_dict(state_dict, prefix, *arguments)
+        finally:
+            self._loads = False
 
 
 def normal_codes(

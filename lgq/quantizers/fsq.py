@@ -17,7 +17,7 @@ from torch import Tensor
 from lgq.checks import require_at_least, require_indexable, require_one_of, require_whole
 from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
-from lgq.quantizers.base import Quantizer, draw_seed
+from lgq.quantizers.base import LEAST_MAPPED_SPREAD, NORMALIZE, Quantizer, draw_seed
 from lgq.quantizers.compositions.residual import Residual
 from lgq.quantizers.projection import Projection
 from lgq.quantizers.quantized import Quantized
@@ -70,6 +70,8 @@ class FSQ(Quantizer):
 
     label = "FSQ"
     learned_codes = False
+    good_scale = (LEAST_MAPPED_SPREAD, math.inf)
+    off_scale_advice = NORMALIZE
     levels: Tensor
     strides: Tensor
 

@@ -5,6 +5,7 @@ SimVQ's rows are random; VQGAN-LC's are given features, such as CLIP's of image 
 n = vectors, k = codes, c = channels, f = channels of features.
 """
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -16,7 +17,7 @@ from lgq.errors import LGQError
 from lgq.ops.gradients import straight_through
 from lgq.ops.numerics import mse
 from lgq.ops.search import sample_codes, squared_distances
-from lgq.quantizers.base import Quantizer
+from lgq.quantizers.base import LEAST_MAPPED_SPREAD, NORMALIZE, Quantizer
 from lgq.quantizers.codebook_init import DataInitQuantizer, Init, normal_codes
 from lgq.quantizers.projection import Projection
 from lgq.quantizers.quantized import Quantized
@@ -93,6 +94,7 @@ class SimVQ(FrozenRows, DataInitQuantizer):
     """
 
     label = "SimVQ"
+    off_scale_advice = f'{NORMALIZE}, or start the codes at the latents (init="kmeans")'
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class SimVQ(FrozenRows, DataInitQuantizer):
         require_one_of(get_args(Transform), transform=transform)
         self._set_options(weight, commitment_weight, score, sample_temperature)
         self.start_codes(init)
+        self.good_scale = (LEAST_MAPPED_SPREAD if score == "l2" else 0.0, math.inf)
         c = self.code_dim
         self.register_buffer("rows", normal_codes(codebook_size, c, seed=self.seed))
         self.transform = (

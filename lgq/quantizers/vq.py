@@ -9,7 +9,7 @@ n = vectors, k = codes, c = channels.
 import math
 from collections.abc import Callable
 from functools import partial, partialmethod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -207,6 +207,12 @@ class VQ(DataInitQuantizer):
         count = self._first_count()
         self.sums.copy_(torch.where(revived[:, None], latents * count, self.sums))
         self.counts.masked_fill_(revived, -count if self.learning == "gradient" else count)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        given = [f"{prefix}{name}" in state_dict for name in ("codebook", "sums", "counts")]
+        if given[0] and not all(given):  # running means of other codes would undo them
+            self.begin_with(self.codebook)
 
     def write_codes(self, codes: Float[Tensor, "k c"]) -> None:
         codes = self.compared(codes)

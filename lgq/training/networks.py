@@ -148,7 +148,8 @@ def take_tokenizer(tokenizer: Tokenizer, source: Tokenizer | str | Path) -> Star
 def _drops_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:
     """Tell whether a learned codebook is not taken for no other reason than that it has more codes."""
     (name, size, *levels), (old_name, old_size, *old_levels) = _kind(tokenizer), _kind(trained)
-    return (name, levels) == (old_name, old_levels) and size < old_size and trained.quantizer.learned_codes
+    learned = trained.quantizer.learned_codes and hasattr(trained.quantizer, "codebook")
+    return (name, levels) == (old_name, old_levels) and size < old_size and learned
 
 
 def _take_codes(tokenizer: Tokenizer, trained: Tokenizer) -> bool:

@@ -85,7 +85,6 @@ class Model:
             "scales": len(tokenizer.scales),
             "factor": tokenizer.factor,
             "parameters": sum(tokenizer.parameter_counts().values()),
-            "learned": QUANTIZERS[quantizer].learned_codes,
             "history": self.run is not None and count_codebooks(self.run) > 1,
             "fingerprint": tokenizer.fingerprint(),
         }
@@ -117,8 +116,11 @@ def levels_of(tokenizer: Tokenizer, stage: int) -> slice:
 
 @torch.no_grad()
 def codes_of(tokenizer: Tokenizer, stage: int) -> Float[Tensor, "k c"]:
-    """Return the codes of a stage on the CPU; those of a fixed grid too."""
-    codes: Any = stage_quantizer(tokenizer, stage).codebook
+    """Return the codes of a stage on the CPU; those of a fixed grid, or without a `codebook`, too."""
+    quantizer = stage_quantizer(tokenizer, stage)
+    codes: Any = getattr(quantizer, "codebook", None)
+    if codes is None:
+        codes = quantizer.lookup(torch.arange(quantizer.codebook_size, device=tokenizer.device))
     return codes.detach().float().cpu()
 
 

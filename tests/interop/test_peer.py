@@ -196,11 +196,14 @@ def test_frozen_codes_stay_frozen_and_their_projections_learn(options):
         peer.VectorQuantize(DIM, SIZE, heads=2, codebook_dim=DIM // 2),
         peer.ResidualVQ(dim=DIM, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
         peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2, quant_grad_frac=1.0),
+        peer.FSQ([8, 4], dim=DIM, channel_first=None),
+        peer.LFQ(dim=DIM, codebook_size=SIZE, channel_first=False),
+        peer.SimVQ(DIM, SIZE, rotation_trick=False),
     ],
     ids=lambda module: type(module).__name__,
 )
 def test_converted_codes_have_found_their_latents_of_whatever_scale(module):
-    z = 0.1 * torch.randn(LAST)
+    z = 0.01 * torch.randn(LAST)
     module(z)
     from_vector_quantize_pytorch(module)(z)
 
@@ -215,7 +218,7 @@ def test_losses_of_groups_and_stages_add_up_to_those_of_the_peer(shared_codebook
 
 def test_gradients_that_differ_are_named():
     residual = {"dim": DIM, "codebook_size": SIZE, "num_quantizers": 2}
-    with pytest.warns(LGQWarning, match="quant_grad_frac=0 of ResidualVQ stays behind"):
+    with pytest.warns(LGQWarning, match="=0 of ResidualVQ, its default, passes.*decoding are the same"):
         from_vector_quantize_pytorch(peer.ResidualVQ(**residual))
     with pytest.warns(LGQWarning, match="stage-wise gradient of ResidualFSQ stays behind"):
         from_vector_quantize_pytorch(peer.ResidualFSQ(levels=[4, 4], num_quantizers=2))
@@ -302,7 +305,6 @@ def test_dropout_of_stages_and_spheres_convert():
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:rotation_trick of SimVQ")
 def test_what_would_give_other_codes_is_an_error(make, message):
     with pytest.raises(LGQError, match=message):
         from_vector_quantize_pytorch(make(), channel_dim=-1)
@@ -462,3 +464,11 @@ def test_methods_of_the_peer_lead_to_ours(name):
 
 def test_hints_for_the_names_of_the_peer_are_on_the_page():
     assert set.union(*rows_of_the_page().values()) >= set(peer_names.OPTIONS)
+
+
+def test_the_gradient_of_stages_is_named_once_per_conversion():
+    module = peer.GroupedResidualVQ(dim=DIM, groups=2, codebook_size=SIZE, num_quantizers=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from_vector_quantize_pytorch(module)
+    assert [str(warning.message).partition(" ")[0] for warning in caught] == ["quant_grad_frac=0"]

@@ -4,7 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lgq.errors import LGQError
 from lgq.metrics.code_usage import CodeUsage, batch_utilization, usage_bars
+from lgq.quantizers import FSQ, VQ, Grouped, MultiScale, Residual
 
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
@@ -75,6 +77,46 @@ def test_stages_have_usages_of_their_own():
     first, second = CodeUsage(torch.tensor([2, 0, 1, 1])).by_stage(2)
     assert (first.counts.tolist(), second.counts.tolist()) == ([2, 0], [1, 1])
     assert (first.utilization, second.utilization) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda: VQ(4, 8), (8,)),
+        (lambda: Residual([VQ(4, 8), FSQ(4, 16)]), (8, 16)),
+        (lambda: Residual.of(lambda: VQ(4, 2**16), 5), (2**16,) * 5),
+        (lambda: Grouped.of(lambda: Residual.of(lambda: VQ(2, 8), 3), 2), (8,) * 6),
+        (lambda: MultiScale(VQ(4, 8), (1, 2), axes=1), (8,)),
+    ],
+)
+def test_the_usage_of_any_quantizer_counts_the_codes_of_each_of_its_parts(make, sizes):
+    q = make()
+    tokens = q.encode(torch.randn(3, 2, 4))
+    usage = CodeUsage.of(q)
+    for batch in (tokens[:2], tokens[2:]):
+        usage.update(batch)
+    columns = tokens.reshape(-1, len(sizes)).T
+    expected = [column.bincount(minlength=size) for column, size in zip(columns, sizes, strict=True)]
+    for stage, counts in zip(usage.over_ranks().by_stage(), expected, strict=True):
+        assert torch.equal(stage.counts, counts)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_indices_that_are_not_those_of_the_quantizer_are_refused_with_the_way_out():
+    q = Residual([VQ(4, 8), VQ(4, 16)])
+    usage = CodeUsage.of(q)
+    with pytest.raises(LGQError, match=r"must end with axes of shape \(2,\).*got \(5,\): pass what `encode`"):
+        usage.update(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(LGQError, match=r"index 9 is outside -1\.\.7"):
+        usage.update(torch.tensor([[9, 0]]))
+    usage.update(torch.tensor([[-1, 15], [7, -1]]))
+    assert [stage.tokens for stage in usage.by_stage()] == [1, 1]
+    with pytest.raises(LGQError, match=r"pass out\.indices"):
+        usage.update(q(torch.randn(3, 4)))
+    with pytest.raises(LGQError, match=r"CodeUsage\.of needs a quantizer, got int"):
+        CodeUsage.of(8)
+    with pytest.raises(LGQError, match=r"do not fit into memory.*CodeUsage\.of\(q\)"):
+        CodeUsage.empty(Residual.of(lambda: VQ(4, 1024), 4).codebook_size)
 
 
 def test_a_batch_uses_a_share_of_the_codes_within_reach():

@@ -264,6 +264,44 @@ def test_given_codes_are_not_below_the_threshold_of_revival():
     torch.testing.assert_close(q.codebook, codes)
 
 
+@pytest.mark.parametrize("build", [VQ, LGQ, partial(VQ, learning="gradient")])
+def test_codes_that_are_assigned_are_given_codes(build):
+    q, codes = build(2, 4, init="data"), torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    kept = q.codebook
+    q.codebook = codes
+    for _ in range(3):
+        q(codes.repeat(8, 1))
+    assert q.codebook is kept
+    torch.testing.assert_close(q.codebook.detach(), codes)
+    with pytest.raises(LGQError, match=r"codes must have shape \(4, 2\), got \(2, 4\)"):
+        q.codebook = codes.T
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"restart_below": 2}, {"score": "cosine"}, {"init": "kmeans"}], ids=str
+)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loaded_codebook_without_running_means_begins_with_means_of_its_own(options, assign):
+    q, given = VQ(2, 4, **options), VQ(2, 4, **options)
+    codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    given.set_codebook(codes)
+    model = nn.ModuleDict({"q": q})
+    model.load_state_dict({"q.codebook": codes.clone()}, strict=False, assign=assign)
+    torch.testing.assert_close(q.state_dict(), given.state_dict(), rtol=0, atol=0)
+    trained = VQ(2, 4, **options)
+    trained(codes.repeat(9, 1) + 1)
+    q.load_state_dict(trained.state_dict(), assign=assign)
+    torch.testing.assert_close(q.state_dict(), trained.state_dict(), rtol=0, atol=0)
+
+
+def test_copies_of_data_parallel_take_assigned_codes_and_leave_the_original():
+    q = VQ(2, 4)
+    replica, sums = q._replicate_for_data_parallel(), q.sums.clone()
+    replica.codebook = torch.zeros(4, 2)
+    assert torch.equal(q.sums, sums)
+    assert not replica.codebook.any()
+
+
 @pytest.mark.parametrize("build", [VQ, LGQ, SimVQ, partial(SimVQ, transform="linear")])
 @pytest.mark.usefixtures("without_shape_checks")
 def test_given_codes_replace_a_start_from_data(build):

@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lgq.errors import LGQWarning
-from lgq.quantizers import IBQ, LGQ, VQ, Grouped, MultiScale, Quantizer, Residual, RotVQ
+from lgq.quantizers import BSQ, FSQ, IBQ, LFQ, LGQ, VQ, Grouped, MultiScale, Quantizer, Residual, RotVQ, SimVQ
 from lgq.quantizers.lgq import _UNANNEALED_FORWARDS
 
 
@@ -171,6 +171,31 @@ def test_latents_far_from_the_origin_are_named_though_their_spread_fits(make):
 )
 def test_latents_far_from_the_origin_are_not_named_where_it_does_not_matter(make):
     assert warnings_of(make(), [2 + 0.5 * torch.randn(64, DIM) for _ in range(12)]) == []
+
+
+MAPPED = [FSQ, LFQ, BSQ, SimVQ]
+
+
+@pytest.mark.parametrize("make", MAPPED)
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 0.01), (0.08, 0.01), (8.0, 1.0)])
+def test_tiny_or_distant_latents_are_named_before_a_map_that_learns(make, mean, spread):
+    quantizer, offset = make(DIM, 64, seed=0), mean * torch.randn(DIM).sign()
+    batches = [offset + spread * torch.randn(512, DIM) for _ in range(2)]
+    (message,) = warnings_of(quantizer, batches)
+    kind = "codes are" if make is SimVQ else "map is"
+    rule = f"initial {kind} made for at least 0.05 and a mean of at most 3 times that: few codes"
+    assert rule in message
+    assert "Put a BatchNorm before the quantizer" in message
+    remedy = nn.Sequential(nn.BatchNorm1d(DIM), make(DIM, 64, seed=0))
+    assert warnings_of(remedy, batches) == []
+    used = [len(model(batches[0]).indices.unique()) for model in (quantizer, remedy)]
+    assert used[0] < used[1] / (2 if spread < 1 else 1)
+
+
+@pytest.mark.parametrize("make", MAPPED)
+@pytest.mark.parametrize("scale", [0.06, 50.0])
+def test_maps_that_learn_take_latents_of_wide_bounds(make, scale):
+    assert warned(make(DIM, 64, seed=0), 12, scale) == []
 
 
 @pytest.mark.parametrize("make", [lambda: LGQ(DIM, SIZE), lambda: VQ(DIM, SIZE)])

@@ -66,7 +66,8 @@ class Composition(Quantizer):
         """Return one index below `codebook_size` for all indices of a vector; -1 where one of them is -1.
 
         The index of the first part varies fastest. It is for statistics of the combinations, such as
-        `CodeUsage.empty(q.codebook_size).update(q.joint_indices(indices))`.
+        `CodeUsage.empty(q.codebook_size).update(q.joint_indices(indices))`. `CodeUsage.of(q)` counts
+        the codes of each part.
         """
         if self.codebook_size > MOST_CODES:
             raise LGQError(
