@@ -4,6 +4,7 @@ OPTIONS = {
     "accept_image_fmap": "channel_dim=1",
     "channel_first": "channel_dim=1",
     "channel_last": "channel_dim",
+    "codebook_size": "Residual.of(make, stages) or Grouped.of(make, groups)",
     "ema_update": 'learning="ema"',
     "entropy_loss_weight": "entropy_weight",
     "freeze_codebook": "q.freeze(codes_only=True)",

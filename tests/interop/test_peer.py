@@ -423,6 +423,10 @@ def test_an_unknown_option_names_the_one_that_is_meant(make, message):
             lambda: MultiScale(VQ(DIM, SIZE), scales=(1, 2)),
             "MultiScale has no option scales: sizes takes its",
         ),
+        (
+            lambda: Residual(dim=DIM, codebook_size=SIZE, num_quantizers=4),
+            r"Residual has no option codebook_size: Residual.of\(make, stages\) or Grouped.of",
+        ),
         (lambda: LFQ(DIM, SIZE, channel_first=True), "channel_first: channel_dim=1 takes its place"),
         (
             lambda: FSQ(levels=[8, 5, 5, 5]),
@@ -460,6 +464,15 @@ def test_methods_of_the_peer_lead_to_ours(name):
             getattr(q, name)
     with pytest.raises(AttributeError, match="object has no attribute 'codebok'"):
         VQ(DIM, SIZE).codebok  # noqa: B018
+
+
+def test_every_argument_of_the_calls_of_the_peer_and_every_method_that_leads_to_ours_has_a_row():
+    _, _, below = PAGE.read_text().partition("## Methods and arguments of calls")
+    named = set(re.findall(r"`(\w+)", _first_cells(below.partition("\n## ")[0])))
+    classes = (peer.VectorQuantize, peer.ResidualVQ, peer.FSQ, peer.LFQ, peer.SimVQ, peer.ResidualFSQ)
+    arguments = set().union(*(inspect.signature(owner.forward).parameters for owner in classes))
+    assert named >= arguments - {"self", "x", "z"}
+    assert named >= set(peer_names.METHODS)
 
 
 def test_hints_for_the_names_of_the_peer_are_on_the_page():
