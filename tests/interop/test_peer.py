@@ -266,6 +266,7 @@ def test_dropout_of_stages_and_spheres_convert():
     assert isinstance(from_vector_quantize_pytorch(spherical, channel_dim=-1), BSQ)
 
 
+@pytest.mark.filterwarnings("ignore:rotation_trick of SimVQ")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
