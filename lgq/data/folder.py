@@ -37,6 +37,9 @@ class FolderDataset:
     def __repr__(self) -> str:
         return f"FolderDataset({str(self.root)!r})"
 
+    def __str__(self) -> str:
+        return str(self.root)
+
     def __len__(self) -> int:
         return len(self._paths)
 
@@ -76,9 +79,11 @@ class FileDataset:
         self.given = [Path(path) for path in paths]
 
     def __repr__(self) -> str:
+        return f"FileDataset({self}: {len(self):,} images)"
+
+    def __str__(self) -> str:
         few = len(self.given) <= _FILES_SHOWN
-        shown = map(str, self.given if few else [self.given[0], "...", self.given[-1]])
-        return f"FileDataset({', '.join(shown)}: {len(self):,} images)"
+        return ", ".join(map(str, self.given if few else [self.given[0], "...", self.given[-1]]))
 
     def __len__(self) -> int:
         return len(self.paths)

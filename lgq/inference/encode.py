@@ -143,7 +143,7 @@ def _require_readable_image(dataset: ImageDataset, image_size: int) -> None:
         except BrokenImage as error:
             problems.append(error)
     example = f"{problems[0].name} ({problems[0].reason})"
-    raise DataError(f"none of {len(problems):,} images can be read in {dataset!r}, such as {example}.")
+    raise DataError(f"none of {len(problems):,} images can be read in {dataset}, such as {example}.")
 
 
 def _is_current(note: dict[str, Any], images: Subset, settings: LoaderSettings) -> bool:
@@ -285,7 +285,7 @@ def _plan(
     tokenizer: Tokenizer, dataset: ImageDataset, image_size: int | None, shard_size: int, flips: bool
 ) -> Encoding:
     if len(dataset) == 0:
-        raise DataError(f"{dataset!r} holds no image.")
+        raise DataError(f"{dataset} holds no image.")
     require_at_least(1, shard_size=shard_size)
     _warn_of_unlabelled(dataset)
     image_size = tokenizer.resolve_image_size(image_size)

@@ -134,6 +134,7 @@ def test_broken_images_are_left_out_and_named(tmp_path, tokenizer, caplog):
     assert list(dataset.broken) == ["1.png", "3.png", "4.png", "5.png"]
     assert dataset.broken["1.png"] == "the file is empty"
     assert all(f"{name}: " in caplog.text for name in dataset.broken)
+    assert f"broken image no. 1 in {photos}, images 0 to 2: 1.png: the file is empty" in caplog.text
 
 
 class Killed(BaseException):
