@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lgq.data.folder import FileDataset, require_apart
-from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
+from lgq.data.images import BrokenImage, DataError, to_rgb
 from lgq.data.transforms import centre_square, padded_to_multiple, to_png, to_tensor
 from lgq.errors import LGQError
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
-from lgq.inference.decode import distinct_files
+from lgq.inference.decode import distinct_files, require_no_picture
 from lgq.metrics.reconstruction import psnr
 from lgq.model_sources import require_findable
 from lgq.progress import Progress, unwatched
@@ -72,8 +72,7 @@ def reconstruct(
     """
     if not isinstance(images, str | Path) and not images:
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
-    if Path(out).suffix.lower() in SUFFIXES:
-        raise LGQError(f"`out` must be a directory, which gets a picture per image, got {out}.")
+    require_no_picture(Path(out))
     if isinstance(tokenizer, str | Path):
         require_findable(tokenizer)
     given = [images] if isinstance(images, str | Path) else images

@@ -26,6 +26,7 @@ from lgq.inference import encode as encoding
 from lgq.inference.decode import decode
 from lgq.inference.encode import tokenizer_of
 from lgq.inference.reconstruct import reconstruct
+from lgq.inference.sample import sample
 from lgq.models.autoencoder import Backbone
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
@@ -373,6 +374,13 @@ def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, phot
         tokenizer_of(dataset)
 
 
+def test_tokens_in_place_of_a_model_are_told_from_it(photos, encoded, tmp_path):
+    with pytest.raises(PretrainedError, match=r"holds tokens, and this needs a generator: .*train-generator"):
+        sample(encoded, tmp_path / "s.png")
+    with pytest.raises(PretrainedError, match=r"holds tokens, and this needs a tokenizer: .*/tokenizer\.$"):
+        reconstruct(encoded, photos, tmp_path / "out")
+
+
 def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):
     stranger = build(seed=1)
     with pytest.raises(TokenError, match="use the one that encoded it"):
@@ -502,6 +510,12 @@ def test_images_beside_the_folders_of_classes_are_named(tmp_path):
     data = put_pictures(tmp_path / "photos", ["cat/a.png", "stray.png"])
     with pytest.warns(LGQWarning, match=r"1 of 2 images lie beside .* draws only images of 'cat': move"):
         encode(build(), data, tmp_path / "tokens")
+
+
+def test_a_picture_is_no_directory_of_decoded_images(tmp_path, tokenizer, encoded):
+    with pytest.raises(LGQError, match=r"`out` must be a directory.*got .*decoded\.png"):
+        decode(tokenizer, encoded, tmp_path / "decoded.png")
+    assert not (tmp_path / "decoded.png").exists()
 
 
 def test_a_picture_is_no_directory_of_reconstructions(tmp_path):
