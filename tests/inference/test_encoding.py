@@ -479,6 +479,15 @@ def test_originals_are_never_overwritten_nor_pictures_of_the_same_name(tmp_path,
     assert contents(tmp_path).items() > before.items()
 
 
+def test_pictures_of_an_earlier_call_are_named(tmp_path, tokenizer):
+    photos = put_pictures(tmp_path / "photos", ["a/same.png", "b/same.png", "c/same.png"])
+    paths = [photos / name / "same.png" for name in "abc"]
+    reconstruct(tokenizer, paths, tmp_path / "out")
+    reconstruct(tokenizer, paths, tmp_path / "out")
+    with pytest.warns(LGQWarning, match=r"1 picture of earlier calls, such as same-reconstructed-2\.png"):
+        reconstruct(tokenizer, paths[1:], tmp_path / "out")
+
+
 def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path, tokenizer):
     put_pictures(tmp_path, ["good.png"])
     picture(0, 3, 40).save(tmp_path / "thin.png")
