@@ -14,6 +14,7 @@ from serving import gradient, small_tokenizer
 
 from lgq.data import FolderDataset
 from lgq.errors import LGQError
+from lgq.viewer.album import Album
 from lgq.viewer.code_gallery import Model
 from lgq.viewer.packets import unpack
 from lgq.viewer.standalone import export_page
@@ -91,6 +92,17 @@ def test_the_command_writes_the_file_and_says_so(tmp_path, capsys):
     lgq("view", tmp_path / "mine", "--data", tmp_path / "photo.png", "--export", out)
     assert "MB" in capsys.readouterr().err
     assert answers(out.read_text())["/api/state"]["models"][0]["name"] == "mine"
+
+
+def test_a_broken_image_has_no_place_in_the_strip(tmp_path, caplog):
+    for name in ("a.jpg", "b.jpg"):
+        gradient(96, 64, 1).save(tmp_path / name)
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-200])
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    album = Album(FolderDataset(tmp_path), multiple=8)
+    assert [picture.name for picture in album.pictures.values()] == ["b.jpg"]
+    assert album.fitted(album[0], 128).size == (96, 64)
+    assert [name in caplog.text for name in ("a.jpg: ", "gone.png: ")] == [True, True]
 
 
 @pytest.mark.parametrize("place", [".", "album"])
