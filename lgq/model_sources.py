@@ -19,6 +19,8 @@ SHIPPED = Path(__file__).parent / "shipped"
 
 ModelKind = Literal["tokenizer", "generator"]
 
+_TOKENS = "tokens.json"
+"""File by which a directory of tokens is known, which is no model."""
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -55,11 +57,19 @@ def require_findable(source: str | Path) -> None:
 
 
 def require_kind(source: str | Path, expected: ModelKind, *, way_out: str | None = None) -> None:
-    """Refuse a generator where a tokenizer is needed, and the reverse; other mistakes show when it is loaded.
+    """Refuse a generator where a tokenizer is needed, the reverse, and tokens in place of either.
+
+    Other mistakes show when it is loaded.
 
     way_out: what to do instead, in place of where to find a model of the expected kind.
     """
     config = (shipped_model(source) or Path(source)) / CONFIG
+    if not config.is_file() and (config.parent / _TOKENS).is_file():
+        ways_out = {
+            "tokenizer": f"give the one that made them, such as {config.parent / 'tokenizer'}",
+            "generator": "give what `lgq train-generator` made from them",
+        }
+        raise PretrainedError(f"{source} holds tokens, and this needs a {expected}: {ways_out[expected]}.")
     if config.is_file() and (kind := kind_of(config)) != expected:
         ways_out = {
             "tokenizer": "give the one that made its tokens, such as the tokenizer/ beside its weights",

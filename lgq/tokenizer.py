@@ -256,7 +256,8 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
     ) -> Float[Tensor, "b 3 h w"]:
         """Return the images of tokens, without gradients and, unlike `forward`, clamped to [-1, 1].
 
-        The first stages or scales suffice; fewer give a coarser image.
+        The first stages or scales suffice; fewer give a coarser image. The token -1 stands for no code: its
+        vector is zeros, as that of a vector that a quantizer was told to mask.
 
         grid: rows and columns of the latents; needed with `scales` where images are not square.
         """
@@ -322,6 +323,7 @@ class Tokenizer(HubModel, tags=["image-tokenizer", "vector-quantization"]):
         """Return the image of tokens as a PIL image, or a list of images for a batch of several.
 
         tokens: what `encode_image` or `encode` returned, or the tokens of one image without the batch axis.
+            The token -1 stands for no code, as in `decode`.
         grid: as in `decode`.
         """
         require_tensor("tokens", tokens)

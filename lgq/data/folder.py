@@ -1,5 +1,6 @@
 """Images in files: single ones, or those below a folder, whose first-level directories are classes."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,10 @@ from lgq.data.images import (
 )
 
 _FILES_SHOWN = 3
+_UNREAD_SUFFIXES = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".jfif", ".dng", ".cr2", ".nef", ".arw")
+"""Suffixes of pictures in formats that are not read, which are counted."""
+
+_log = logging.getLogger(__name__)
 
 
 class FolderDataset:
@@ -36,6 +41,9 @@ class FolderDataset:
 
     def __repr__(self) -> str:
         return f"FolderDataset({str(self.root)!r})"
+
+    def __str__(self) -> str:
+        return str(self.root)
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -76,9 +84,11 @@ class FileDataset:
         self.given = [Path(path) for path in paths]
 
     def __repr__(self) -> str:
+        return f"FileDataset({self}: {len(self):,} images)"
+
+    def __str__(self) -> str:
         few = len(self.given) <= _FILES_SHOWN
-        shown = map(str, self.given if few else [self.given[0], "...", self.given[-1]])
-        return f"FileDataset({', '.join(shown)}: {len(self):,} images)"
+        return ", ".join(map(str, self.given if few else [self.given[0], "...", self.given[-1]]))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -126,10 +136,24 @@ def list_images(root: Path) -> list[str]:
         paths = [os.path.relpath(path, root).replace(os.sep, "/") for path in _images_below(str(root), ())]
     except OSError as error:
         raise DataError(f"cannot list {error.filename}: {error.strerror}.") from error
-    if not paths:
+    files = [path for path in paths if path.lower().endswith(SUFFIXES)]
+    unread = _unread([path for path in paths if not path.lower().endswith(SUFFIXES)])
+    if not files:
         shards = f" It has shards: did you mean {root}/*.tar?" if any(root.glob("*.tar")) else ""
-        raise DataError(f"{root} and its subfolders hold no image ({' '.join(SUFFIXES)}).{shards}")
-    return paths
+        others = f" It has {unread}." if unread else ""
+        raise DataError(f"{root} and its subfolders hold no image ({' '.join(SUFFIXES)}).{shards}{others}")
+    if unread:
+        _log.info("%s has %s", root, unread)
+    return files
+
+
+def _unread(names: list[str]) -> str:
+    """Count pictures whose formats are not read, in words; empty if there are none."""
+    if not names:
+        return ""
+    files = f"{len(names):,} file{'s' * (len(names) > 1)}"
+    suffixes = ", ".join(sorted({Path(name).suffix.lower() for name in names}))
+    return f"{files} with a suffix that is not read: {suffixes}"
 
 
 def _images_below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
@@ -142,5 +166,7 @@ def _images_below(folder: str, above: tuple[str, ...]) -> Iterator[str]:
         if entry.is_dir():
             yield from _images_below(entry.path, (*above, here))
         # A dangling link counts, and is reported as broken later; a pipe or a device would block the reader.
-        elif entry.name.lower().endswith(SUFFIXES) and (entry.is_file() or not os.path.exists(entry.path)):
+        elif entry.name.lower().endswith(SUFFIXES + _UNREAD_SUFFIXES) and (
+            entry.is_file() or not os.path.exists(entry.path)
+        ):
             yield entry.path

@@ -77,7 +77,10 @@ class EncodedImage(NamedTuple):
 
 @runtime_checkable
 class ImageDataset(Protocol):
-    """Random access to encoded images; picklable, since workers get a copy."""
+    """Random access to encoded images; picklable, since workers get a copy.
+
+    Records have its `repr`, and messages its `str`: the path or name by which the user gave it.
+    """
 
     def __len__(self) -> int: ...
 
@@ -95,10 +98,16 @@ class Subset:
         self.classes: tuple[str, ...] = tuple(getattr(dataset, "classes", ()))
 
     def __repr__(self) -> str:
+        return self._of(repr(self.dataset))
+
+    def __str__(self) -> str:
+        return self._of(str(self.dataset))
+
+    def _of(self, dataset: str) -> str:
         if isinstance(self.indices, range) and self.indices:
-            return f"{self.dataset!r}, images {self.indices[0]:,} to {self.indices[-1]:,}"
+            return f"{dataset}, images {self.indices[0]:,} to {self.indices[-1]:,}"
         role = f" ({self.role})" if self.role else ""
-        return f"{len(self):,} images{role} of {self.dataset!r}"
+        return f"{len(self):,} images{role} of {dataset}"
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -155,7 +155,7 @@ class ImageLoader:
 
     def __init__(self, dataset: ImageDataset, settings: LoaderSettings):
         if len(dataset) == 0:
-            raise DataError(f"{dataset!r} holds no image.")
+            raise DataError(f"{dataset} holds no image.")
         self.dataset, self.settings = dataset, settings
         self.broken: dict[str, str] = {}
         """Images that could not be read so far, with the reason; each was logged once."""
@@ -192,7 +192,7 @@ class ImageLoader:
                 break
         if not readable:
             name, reason = next(iter(self.broken.items()))
-            example = f"{self.dataset!r}, such as {name} ({reason})"
+            example = f"{self.dataset}, such as {name} ({reason})"
             raise DataError(f"none of {len(self.broken):,} images can be read in {example}.")
 
 
@@ -337,7 +337,7 @@ def note_broken(known: dict[str, str], broken: list[tuple[str, str]], dataset: I
     for name, reason in broken:
         if name not in known:
             known[name] = reason
-            _log.warning("broken image no. %d in %r: %s: %s", len(known), dataset, name, reason)
+            _log.warning("broken image no. %d in %s: %s: %s", len(known), dataset, name, reason)
 
 
 def _unchanged(loaded: Any) -> Any:

@@ -72,6 +72,9 @@ class SampleDataset:
     def __repr__(self) -> str:
         return f"SampleDataset({self.split!r})"
 
+    def __str__(self) -> str:
+        return f"sample:{self.split}"
+
     def __len__(self) -> int:
         return len(self.tiles)
 

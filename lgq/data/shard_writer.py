@@ -162,7 +162,7 @@ def shard(
                 images = _checked_images(dataset, order, first, workers, on_progress)
                 record = _write_shard(path, sharding, images)
                 if stored is not None and record != stored:
-                    raise DataError(f"{path} would get other content: {dataset!r} has changed.")
+                    raise DataError(f"{path} would get other content: {dataset} has changed.")
                 records[number:] = [record, *records[number + 1 :]]
                 _write_index(folder / UNFINISHED, sharding, records)
             first, number = first + records[number].taken, number + 1

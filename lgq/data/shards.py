@@ -51,7 +51,7 @@ class ShardDataset:
         indexes = [_index(shard, path) for shard, path in enumerate(self.paths)]
         self._places = np.concatenate([places for places, _ in indexes])
         if not len(self._places):
-            raise DataError(f"{self!r} holds no image; {NAMING}.")
+            raise DataError(f"{self} holds no image; {NAMING}.")
         self._names = np.concatenate([names for _, names in indexes])
         self.classes = _class_names(self.paths[0].parent, int(self._places[:, 3].max()) + 1)
         """Label i is `classes[i]`; without a `classes.json`, every number up to the largest label."""
@@ -63,8 +63,13 @@ class ShardDataset:
         return cls(list(dict.fromkeys(paths)))
 
     def __repr__(self) -> str:
-        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
-        return f"ShardDataset({str(self.paths[0])!r}{more})"
+        return f"ShardDataset({str(self.paths[0])!r}{self._more()})"
+
+    def __str__(self) -> str:
+        return f"{self.paths[0]}{self._more()}"
+
+    def _more(self) -> str:
+        return f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
 
     def __len__(self) -> int:
         return len(self._places)

@@ -101,8 +101,13 @@ class PipeDataset:
         return cls(expand_braces(spec.removeprefix(PREFIX)), buffer=buffer)
 
     def __repr__(self) -> str:
-        more = f" and {len(self.commands) - 1} more" if len(self.commands) > 1 else ""
-        return f"PipeDataset({self.commands[0]!r}{more})"
+        return f"PipeDataset({self.commands[0]!r}{self._more()})"
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.commands[0]}{self._more()}"
+
+    def _more(self) -> str:
+        return f" and {len(self.commands) - 1} more" if len(self.commands) > 1 else ""
 
     def __len__(self) -> int:
         self._refuse()
@@ -118,7 +123,7 @@ class PipeDataset:
 
     def _refuse(self) -> NoReturn:
         raise DataError(
-            f"{self!r} is a stream, of unknown length and in no order but its own: `lgq train` takes it as "
+            f"{self} is a stream, of unknown length and in no order but its own: `lgq train` takes it as "
             "`data`, with `steps` and with `val_data` of another kind; for all else download the shards, "
             "and give their path."
         )
@@ -128,7 +133,7 @@ def require_random_access(data: ImageDataset, use: str) -> None:
     """Check that data is not a stream, for a use that reads the same images again."""
     if isinstance(data, PipeDataset):
         raise DataError(
-            f"{use} takes the same images again and again, which {data!r}, a stream, cannot give: "
+            f"{use} takes the same images again and again, which {data}, a stream, cannot give: "
             "download the shards and give their path, or name a folder or `sample`."
         )
 
@@ -309,7 +314,7 @@ class StreamLoader:
         """Images that could not be read so far, with the reason; each was logged once."""
         if len(dataset.commands) < self.readers:
             raise DataError(
-                f"{dataset!r} has {len(dataset.commands)} shards for {self.readers} readers "
+                f"{dataset} has {len(dataset.commands)} shards for {self.readers} readers "
                 f"({settings.world_size} processes of {self.local_readers}), and each needs its own: lower "
                 "`workers`, or make more shards with `lgq shard --shard-size`."
             )

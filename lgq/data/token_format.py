@@ -16,8 +16,9 @@ The header is UTF-8 JSON, as `json.dumps(..., indent=2, ensure_ascii=False)` wri
     checksum    sha256 of the header without this field
 
 A shard holds these tensors, and under the key `lgq` of its metadata a note in JSON (format, encoding,
-shard, images, broken, and a checksum of all this and the tensors), which identifies it while there is no
-header yet:
+shard, images, broken, `data_sha256`, and a checksum of all this and the tensors), which identifies it while
+there is no header yet. `data_sha256` is the sha256 of names, labels and bytes of the images, by which those
+that have changed are found. Shards of earlier versions do not have it.
 
     tokens      (n, h, w), or (n, h, w, stages) where there are several, or (n, length) for all scales of a
                 multi-scale tokenizer; in the first of uint8, uint16, uint32 and int64 that holds the codebook
@@ -45,7 +46,15 @@ from torch import Tensor
 
 from lgq.config import to_json
 from lgq.data.images import DataError
-from lgq.files import Fingerprint, json_bytes, require_writable, sealed_json, write_file
+from lgq.files import (
+    Fingerprint,
+    json_bytes,
+    named_disk_errors,
+    require_writable,
+    sealed_json,
+    sync_directory,
+    write_file,
+)
 
 FORMAT = 1
 HEADER = "tokens.json"
@@ -173,32 +182,49 @@ class EncodedBatch(NamedTuple):
 class TokenWriter:
     """Fills a directory with shards, in any order and from any process; then `finish` makes it readable.
 
-    Shards of the same encoding that a killed writer left are kept if they are whole. Those of another
-    encoding are an error, before anything is written.
+    Whole shards of the same encoding are kept, unless they are written again. Those of another encoding are
+    an error, before anything is written.
     """
 
     def __init__(self, folder: str | Path, encoding: Encoding):
         self.folder, self.encoding = Path(folder), encoding
         require_writable(self.folder)
-        self.written: set[int] = set()
-        """Numbers of the shards that existed at the start."""
+        self.written: dict[int, dict[str, Any]] = {}
+        """Notes of the shards that existed at the start, by number."""
         for path in sorted(self.folder.glob("tokens-*.safetensors")):
             if (note := read_note(path)) is not None:
                 self._require_same(note["encoding"], path)
-                self.written.add(note["shard"])
+                self.written[note["shard"]] = note
 
-    def write(self, number: int, batches: Sequence[EncodedBatch], broken: dict[str, str]) -> None:
-        """Write one shard, whole or not at all."""
+    def reopen(self) -> None:
+        """Remove the header before shards are written again: until `finish`, the directory is unfinished."""
+        header = self.folder / HEADER
+        if header.exists():
+            with named_disk_errors(header):
+                header.unlink()
+                sync_directory(self.folder)
+
+    def write(
+        self, number: int, batches: Sequence[EncodedBatch], broken: dict[str, str], *, data_sha256: str = ""
+    ) -> None:
+        """Write one shard, whole or not at all.
+
+        data_sha256: sha256 of the images that it covers, those that could not be read included.
+        """
         tensors = self._tensors(batches)
-        note = {
+        note = self._note(number, len(tensors["labels"]), broken, data_sha256)
+        sealed = json.dumps({**note, "checksum": _checksum_of(note, tensors)})
+        write_file(self.folder / shard_name(number), save(tensors, {NOTE: sealed}))
+
+    def _note(self, number: int, images: int, broken: dict[str, str], data_sha256: str) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "encoding": to_json(self.encoding),
             "shard": number,
-            "images": len(tensors["labels"]),
+            "images": images,
             "broken": [list(pair) for pair in broken.items()],
+            "data_sha256": data_sha256,
         }
-        sealed = json.dumps({**note, "checksum": _checksum_of(note, tensors)})
-        write_file(self.folder / shard_name(number), save(tensors, {NOTE: sealed}))
 
     def finish(self) -> None:
         """Write the header, once every shard exists."""

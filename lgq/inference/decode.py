@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 import torch
 
 from lgq.checks import require_at_least
+from lgq.data.images import SUFFIXES
 from lgq.data.token_format import TokenError
 from lgq.data.tokens import TokenDataset
 from lgq.data.transforms import to_png
 from lgq.distributed import join_processes, rank, wait_for_all, world_size
+from lgq.errors import LGQError
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.inference.encode import tokenizer_of
@@ -46,6 +48,7 @@ def decode(
     so is an `out` that holds anything else.
     """
     require_at_least(1, batch_size=batch_size)
+    require_no_picture(Path(out))
     dataset = tokens if isinstance(tokens, TokenDataset) else TokenDataset(tokens)
     if tokenizer is None:
         tokenizer = tokenizer_of(dataset).to(join_processes(device))
@@ -70,6 +73,12 @@ def decode(
         on_progress(done, len(mine))
     wait_for_all()
     return len(dataset)
+
+
+def require_no_picture(out: Path) -> None:
+    """Refuse the name of a picture for a directory of pictures."""
+    if out.suffix.lower() in SUFFIXES:
+        raise LGQError(f"`out` must be a directory, which gets a picture per image, got {out}.")
 
 
 def distinct_files(stems: Iterable[str]) -> Iterator[str]:

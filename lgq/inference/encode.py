@@ -7,25 +7,39 @@ A copy of the tokenizer, in tokens/tokenizer/, makes the tokens complete: they c
 Under torchrun, each process encodes a share.
 """
 
+import hashlib
+import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
 from lgq.checks import require_at_least
 from lgq.data import open_dataset
 from lgq.data.folder import FolderDataset, require_apart
-from lgq.data.images import DataError, ImageDataset, Subset
-from lgq.data.loader import Batch, ImageLoader, LoaderSettings, warn_of_enlarged
+from lgq.data.images import BrokenImage, DataError, ImageDataset, Subset
+from lgq.data.loader import (
+    Batch,
+    ImageLoader,
+    LoaderSettings,
+    in_processes,
+    note_broken,
+    rendered,
+    warn_of_enlarged,
+)
 from lgq.data.token_format import AGAIN, HEADER, EncodedBatch, Encoding, TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
+from lgq.data.transforms import centre_crop
 from lgq.distributed import rank, sum_over_ranks, wait_for_all, world_size
 from lgq.errors import LGQWarning
-from lgq.files import WeightsChoice, named_disk_errors, require_no_other_files
+from lgq.files import WeightsChoice, json_bytes, named_disk_errors, require_no_other_files
 from lgq.hub import TOKENIZER, copy_tokenizer, require_room_for_copy
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
 from lgq.progress import Progress, unwatched
@@ -34,6 +48,8 @@ from lgq.tokenizer import Tokenizer
 _TIMED_BATCHES = 8
 _BYTES_PER_IMAGE = 16
 """Bytes on disk beside tokens and name: the label, and where the name ends."""
+
+_log = logging.getLogger(__name__)
 
 
 def encode(
@@ -59,8 +75,10 @@ def encode(
     flips: encode each image a second time, mirrored left and right.
     workers: processes that decode images ahead.
 
-    The same call continues an interrupted one: whole shards are kept, and the result is the same, byte for
-    byte. Broken images are left out, logged, and listed in the result's `broken`.
+    The same call continues an interrupted one, and the result is the same, byte for byte. A whole shard is
+    kept if its images are the same: names, labels and bytes. If some have changed, or a broken one can be
+    read now, its images are encoded again. Broken images are left out, logged, and listed in the result's
+    `broken`; if no image can be read, it is an error, and nothing is written.
     """
     dataset = open_dataset(data)
     require_apart(Path(out), dataset, has_pictures=False)
@@ -69,6 +87,7 @@ def encode(
     encoding = _plan(tokenizer, dataset, image_size, shard_size, flips)
     loading = LoaderSettings(image_size=encoding.image_size, batch_size=batch_size, workers=workers)
     writer = TokenWriter(out, encoding)
+    _require_readable_image(dataset, encoding.image_size)
     # On every rank: an error on one alone would leave the others waiting.
     require_room_for_copy(tokenizer, Path(out))
     wait_for_all()
@@ -79,17 +98,29 @@ def encode(
     # By number and not by what is missing: processes that look at different moments still agree.
     mine = range(rank(), encoding.shards, world_size())
     images = {i: range(len(dataset))[i * shard_size : (i + 1) * shard_size] for i in mine}
+    stored = {i: writer.written[i] for i in mine if i in writer.written}
+    kept = {i for i, note in stored.items() if _is_current(note, Subset(dataset, images[i]), loading)}
+    known_broken: dict[str, str] = {}
+    for i in sorted(kept):
+        note_broken(known_broken, [(name, reason) for name, reason in stored[i]["broken"]], dataset)
+    new, changed = sum_over_ranks(torch.tensor([len(mine) - len(stored), len(stored) - len(kept)])).tolist()
+    if rank() == 0:
+        _prepare(writer, new, changed)
+    wait_for_all()
     total = sum(map(len, images.values()))
-    done = sum(len(images[i]) for i in mine if i in writer.written)
+    done = sum(len(images[i]) for i in kept)
     sides = torch.zeros(len(dataset), dtype=torch.int64)
-    for shard in (i for i in mine if i not in writer.written):
-        loader = ImageLoader(Subset(dataset, images[shard]), loading)
+    for shard in (i for i in mine if i not in kept):
+        subset = Subset(dataset, images[shard])
+        # Before they are encoded: an image that changes in between is encoded again by the next call.
+        data_sha256 = _data_sha256(subset, loading)
+        loader = ImageLoader(subset, loading)
         batches = []
         for batch in loader.one_pass(may_be_empty=True):
             batches.append(_encode_batch(tokenizer, batch, flips))
             sides[shard * shard_size + batch.indices] = batch.sides
             on_progress(done + batch.position, total)
-        writer.write(shard, batches, loader.broken)
+        writer.write(shard, batches, loader.broken, data_sha256=data_sha256)
         done += len(images[shard])
         on_progress(done, total)
     wait_for_all()
@@ -100,6 +131,72 @@ def encode(
     if sides.any():  # an earlier call may have encoded all
         warn_of_enlarged(sides[sides > 0], encoding.image_size, tokenizer.factor)
     return TokenDataset(out)
+
+
+def _require_readable_image(dataset: ImageDataset, image_size: int) -> None:
+    """Read images until one can be read, so that nothing is written where none can."""
+    problems: list[BrokenImage] = []
+    for index in range(len(dataset)):
+        try:
+            rendered(dataset[index], index, centre_crop, image_size)
+            return
+        except BrokenImage as error:
+            problems.append(error)
+    example = f"{problems[0].name} ({problems[0].reason})"
+    raise DataError(f"none of {len(problems):,} images can be read in {dataset}, such as {example}.")
+
+
+def _is_current(note: dict[str, Any], images: Subset, settings: LoaderSettings) -> bool:
+    """Tell whether a shard was made of the images as they are now, and its broken ones still are."""
+    # Shards of earlier versions do not tell, and are encoded again.
+    return note.get("data_sha256") == _data_sha256(images, settings, dict(note["broken"]))
+
+
+def _data_sha256(images: Subset, settings: LoaderSettings, broken: Collection[str] = ()) -> str:
+    """Return the sha256 of names, labels and bytes of images.
+
+    broken: names of images that could not be read; if one can be read now, the result is another.
+    """
+    reader = _StoredImages(images, settings.image_size, broken)
+    digest = hashlib.sha256()
+    for one in in_processes(reader, settings, range(len(images))):
+        digest.update(one)
+    return digest.hexdigest()
+
+
+class _StoredImages(Dataset[bytes]):
+    """What identifies each image, in whichever process: the sha256 of its bytes, its name and its label."""
+
+    def __init__(self, dataset: ImageDataset, image_size: int, broken: Collection[str]):
+        self.dataset, self.image_size, self.broken = dataset, image_size, broken
+
+    def __getitem__(self, index: int) -> bytes:
+        try:
+            image = self.dataset[index]
+        except BrokenImage as error:
+            return json_bytes([error.name, error.reason])
+        identity = [image.name, image.label, hashlib.sha256(image.data).hexdigest()]
+        if image.name in self.broken:
+            with suppress(BrokenImage):
+                rendered(image, index, centre_crop, self.image_size)
+                identity.append("can be read")
+        return json_bytes(identity)
+
+
+def _prepare(writer: TokenWriter, new: int, changed: int) -> None:
+    """Make way for shards that are encoded, and log what an earlier call has left to do.
+
+    new, changed: number of shards that do not exist, and of those whose images are others now.
+    """
+    if changed:
+        _log.info(
+            "%d of %d token files in %s do not have the images as they are now: encoding them again",
+            *(changed, writer.encoding.shards, writer.folder),
+        )
+    if new or changed:
+        writer.reopen()
+    else:
+        _log.info("%s is already complete: nothing was encoded", writer.folder)
 
 
 def tokenizer_of(tokens: TokenDataset) -> Tokenizer:
@@ -188,7 +285,7 @@ def _plan(
     tokenizer: Tokenizer, dataset: ImageDataset, image_size: int | None, shard_size: int, flips: bool
 ) -> Encoding:
     if len(dataset) == 0:
-        raise DataError(f"{dataset!r} holds no image.")
+        raise DataError(f"{dataset} holds no image.")
     require_at_least(1, shard_size=shard_size)
     _warn_of_unlabelled(dataset)
     image_size = tokenizer.resolve_image_size(image_size)

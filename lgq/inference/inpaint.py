@@ -9,6 +9,7 @@ An image is cropped and resized as an evaluation does it. A token is redrawn whe
 masked; all other tokens stay. The pixels of the image are then pasted back outside of the mask.
 """
 
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from lgq.checks import require_at_least
 from lgq.data.images import read_stored_image
 from lgq.data.transforms import centre_crop, render, to_png
 from lgq.distributed import rank
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, GeneratorSource, generator_on_device
 from lgq.inference.sample import is_one_picture
@@ -101,6 +102,7 @@ def inpaint(
     if not isinstance(pixels, Tensor):
         stored = read_stored_image(pixels)
         pixels = render(stored, centre_crop(stored.size), side)
+        _warn_if_enlarged(stored.size, image, side)
     masked = _resolve_mask(mask, box, image, side)
     hidden = _token_mask(masked, factor)
     if not hidden.any():
@@ -127,6 +129,17 @@ def inpaint(
             for i, drawn in enumerate(result.images):
                 write_file(Path(out, f"result-{i:05d}.png"), to_png(drawn))
     return result
+
+
+def _warn_if_enlarged(size: tuple[int, int], image: object, side: int) -> None:
+    if min(size) < side and rank() == 0:
+        width, height = size
+        warnings.warn(
+            f"{image} has {width} x {height} pixels, and its centre square was enlarged to {side} x {side}: "
+            "the results are as blurred as that is. Give a larger image.",
+            LGQWarning,
+            stacklevel=3,
+        )
 
 
 def _resolve_mask(

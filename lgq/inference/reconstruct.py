@@ -5,6 +5,7 @@ reconstruct("runs/photos", ["cat.jpg", "holidays"], "side-by-side")
 
 import logging
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lgq.data.folder import FileDataset, require_apart
-from lgq.data.images import SUFFIXES, BrokenImage, DataError, to_rgb
+from lgq.data.images import BrokenImage, DataError, to_rgb
 from lgq.data.transforms import centre_square, padded_to_multiple, to_png, to_tensor
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.files import WeightsChoice, write_file
 from lgq.inference import Device, TokenizerSource, tokenizer_on_device
-from lgq.inference.decode import distinct_files
+from lgq.inference.decode import distinct_files, require_no_picture
 from lgq.metrics.reconstruction import psnr
 from lgq.model_sources import require_findable
 from lgq.progress import Progress, unwatched
@@ -26,6 +27,8 @@ from lgq.tokenizer import ImageTooLargeError, Tokenizer
 
 _MANY_POSITIONS = 2**14
 """Positions of attention that take so long that the log says so: several seconds on a CPU core."""
+_ENDING = "-reconstructed"
+"""Ending of the names of pictures, before a number where two would share a name."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,8 +75,7 @@ def reconstruct(
     """
     if not isinstance(images, str | Path) and not images:
         raise LGQError("there is nothing to reconstruct: name image files or folders.")
-    if Path(out).suffix.lower() in SUFFIXES:
-        raise LGQError(f"`out` must be a directory, which gets a picture per image, got {out}.")
+    require_no_picture(Path(out))
     if isinstance(tokenizer, str | Path):
         require_findable(tokenizer)
     given = [images] if isinstance(images, str | Path) else images
@@ -85,7 +87,7 @@ def reconstruct(
     side = None if image_size is None else tokenizer.resolve_image_size(image_size)
     done: list[ReconstructedImage] = []
     broken: dict[str, str] = {}
-    names = distinct_files(f"{Path(name).with_suffix('')}-reconstructed" for name in files.names)
+    names = distinct_files(f"{Path(name).with_suffix('')}{_ENDING}" for name in files.names)
     on_progress(0, len(files))
     for number, (path, name) in enumerate(zip(files.paths, names, strict=True), 1):
         try:
@@ -107,7 +109,21 @@ def reconstruct(
         name, reason = next(iter(broken.items()))
         example = f"{name} ({reason.rstrip('.')})"
         raise DataError(f"none of {len(files)} images can be reconstructed, such as {example}.")
+    _warn_of_earlier([image.file for image in done])
     return Reconstructions(done, broken)
+
+
+def _warn_of_earlier(files: list[Path]) -> None:
+    """Warn of pictures of earlier calls beside those of this one, whose numbers count other images."""
+    beside = {path for folder in {file.parent for file in files} for path in folder.glob(f"*{_ENDING}*.png")}
+    if earlier := sorted(beside - set(files)):
+        pictures = f"{len(earlier):,} picture{'s' * (len(earlier) > 1)}"
+        warnings.warn(
+            f"{files[0].parent} has {pictures} of earlier calls, such as {earlier[0].name}, which this call "
+            "did not write: give a new directory as `out` to keep calls apart.",
+            LGQWarning,
+            stacklevel=3,
+        )
 
 
 def _reconstruction(

@@ -68,7 +68,7 @@ class Reference:
                 on_progress(batch.position, total)
             features = features.over_ranks()
             if features.statistics.count == 0:
-                raise DataError(f"none of {total:,} images can be read in {dataset!r}.")
+                raise DataError(f"none of {total:,} images can be read in {dataset}.")
             if rank() == 0:
                 cached.save(features)
         return cls(

@@ -4,10 +4,10 @@ They come from the data set of the command line, or from the browser as bytes: a
 its number, never by a path.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,6 +26,9 @@ SIZES = (128, 256, 384, 512, 768)
 """Longest side of a picture in pixels, by choice of the user."""
 _MOST_UPLOADS, _MOST_PICTURES, _THUMBNAIL = 16, 24, 96
 _FIRST = "chelsea.png"
+_CHECK_SHRINK = 8.0  # a JPEG decoded at an eighth of its sides is read to its last byte, in less time
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,13 @@ def _pictures_of(data: ImageDataset | None) -> list[Picture]:
 
     pictures = []
     for index in evenly_spread(len(data), min(len(data), _MOST_PICTURES)):
-        item = data[index]
-        with suppress(BrokenImage):
+        try:
+            item = data[index]
+            # The pixels too, as a truncated file has a header; of a copy, as a JPEG shrinks only once.
+            StoredImage(item.data, item.name).rgb(shrink=_CHECK_SHRINK)
+        except BrokenImage as error:
+            _log.warning("broken image is left out: %s", error)
+        else:
             stored = StoredImage(item.data, item.name)
             pictures.append(Picture(item.name, cache(partial(_reduced, stored))))
     return pictures

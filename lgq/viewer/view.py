@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lgq
 from lgq.errors import LGQError
-from lgq.files import WeightsChoice
+from lgq.files import WeightsChoice, require_writable
 from lgq.model_sources import CONFIG, require_findable, require_kind
 from lgq.progress import Progress, unwatched
 
@@ -51,6 +51,8 @@ def view(
     device: where to compute, the words of `--device`.
     on_start: called with the address of the page, or the path of the file, as soon as it can be opened.
     """
+    if export is not None:
+        _require_place_for_page(Path(export))
     _require_models(runs, generator)
     _require_path(data)
     # PyTorch and the models are loaded where they are needed: the page shows earlier.
@@ -112,6 +114,13 @@ def view(
             preparing.join(_PATIENCE)  # PyTorch aborts the process if it still computes when Python ends
     if failures:
         raise failures[0]
+
+
+def _require_place_for_page(file: Path) -> None:
+    """Check before long work that the page can be written there."""
+    if file.is_dir():
+        raise LGQError(f"`export` must be a file, got the directory {file}: give {file / 'page.html'}.")
+    require_writable(file.parent)
 
 
 def _require_models(

@@ -1,6 +1,7 @@
 """A folder gives every image once, in one order, with the first-level directory as its class."""
 
 import errno
+import logging
 import os
 import pickle
 
@@ -33,6 +34,16 @@ def test_first_level_directories_are_classes_in_sorted_order(tmp_path):
         ("stray.png", None),
         ("zebra/1.png", 2),
     ]
+
+
+def test_pictures_of_formats_that_are_not_read_are_counted(tmp_path, caplog):
+    for name in ("a.png", "b.HEIC", "album/c.dng", "notes.txt", ".d.heic"):
+        put(tmp_path / name, kind="PNG")
+    with caplog.at_level(logging.INFO, "lgq"):
+        assert names(FolderDataset(tmp_path)) == ["a.png"]
+    assert caplog.messages == [f"{tmp_path} has 2 files with a suffix that is not read: .dng, .heic"]
+    with pytest.raises(DataError, match=r"no image .* It has 1 file with a suffix that is not read: \.dng\."):
+        FolderDataset(tmp_path / "album")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "JPG", "jpeg", "png", "webp", "gif", "bmp", "tif", "TIFF"])

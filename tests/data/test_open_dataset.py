@@ -16,6 +16,7 @@ from lgq.data import (
     ShardDataset,
     open_dataset,
 )
+from lgq.data.images import Subset
 
 
 @pytest.fixture
@@ -53,6 +54,24 @@ def test_data_opens_by_its_name(spec, kind, images):
     assert isinstance(dataset, kind)
     assert len(dataset) == images
     assert open_dataset(dataset) is dataset
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown"),
+    [
+        ("x.tar", "x.tar"),
+        ("t-{0..1}.tar", "t-0.tar and 1 more"),
+        (["x.tar/a.png", "sample"], "x.tar/a.png, sample"),
+        ("sample:held-out", "sample:held-out"),
+        ("pipe:cat t-{0..2}.tar", "pipe:cat t-0.tar and 2 more"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_messages_name_data_as_it_was_given(spec, shown):
+    dataset = open_dataset(spec)
+    assert str(dataset) == shown
+    assert str(Subset(dataset, range(3))) == f"{shown}, images 0 to 2"
+    assert str(Subset(dataset, [1], role="validation")) == f"1 images (validation) of {shown}"
 
 
 def test_a_data_set_may_be_a_list_of_its_own():

@@ -217,7 +217,7 @@ def test_encoding_again_mends_whatever_is_damaged(folder):
     (folder / shard_name(1)).unlink()
     shutil.copy(folder / shard_name(2), folder / shard_name(1))
     (folder / HEADER).write_bytes(b"{")
-    assert TokenWriter(folder, ENCODING).written == {2}
+    assert TokenWriter(folder, ENCODING).written.keys() == {2}
     write(folder)
     assert contents(folder) == whole
 

@@ -1,5 +1,6 @@
 """Images to tokens on disk and back, with tokenizers small enough to run in a blink."""
 
+import logging
 import math
 import os
 import shutil
@@ -14,9 +15,10 @@ from process_groups import on_processes
 from token_sets import write_tokens
 from torch import Tensor
 
-from lgq.data import DataError, to_tensor
+from lgq.data import BrokenImage, DataError, to_tensor
+from lgq.data.images import StoredImage
 from lgq.data.loader import warn_of_enlarged
-from lgq.data.token_format import TokenError
+from lgq.data.token_format import TokenError, TokenWriter
 from lgq.data.tokens import TokenDataset
 from lgq.errors import LGQError, LGQWarning
 from lgq.hub import PretrainedError
@@ -24,6 +26,7 @@ from lgq.inference import encode as encoding
 from lgq.inference.decode import decode
 from lgq.inference.encode import tokenizer_of
 from lgq.inference.reconstruct import reconstruct
+from lgq.inference.sample import sample
 from lgq.models.autoencoder import Backbone
 from lgq.progress import Progress, unwatched
 from lgq.tokenizer import Tokenizer
@@ -132,6 +135,7 @@ def test_broken_images_are_left_out_and_named(tmp_path, tokenizer, caplog):
     assert list(dataset.broken) == ["1.png", "3.png", "4.png", "5.png"]
     assert dataset.broken["1.png"] == "the file is empty"
     assert all(f"{name}: " in caplog.text for name in dataset.broken)
+    assert f"broken image no. 1 in {photos}, images 0 to 2: 1.png: the file is empty" in caplog.text
 
 
 class Killed(BaseException):
@@ -207,6 +211,134 @@ def test_a_finished_encoding_is_not_done_again(tmp_path, photos, tokenizer, monk
     assert contents(tmp_path) == before
 
 
+def edit(photos: Path) -> None:
+    picture(20).save(photos / "stray.png")
+
+
+def rename(photos: Path) -> None:
+    (photos / "stray.png").rename(photos / "strange.png")
+
+
+def move_to_another_class(photos: Path) -> None:
+    (photos / "Katze" / "b.png").rename(photos / "犬" / "b.png")
+
+
+def swap(photos: Path) -> None:
+    """Same names, sizes in bytes and number of images, as after a rotation by a program that keeps times."""
+    first, second = photos / "é.png", photos / "stray.png"
+    data, other = (path.read_bytes().ljust(4096, b"\0") for path in (first, second))
+    first.write_bytes(other)
+    second.write_bytes(data)
+
+
+@pytest.mark.parametrize("change", [edit, rename, move_to_another_class, swap])
+def test_images_that_changed_are_encoded_again(tmp_path, photos, tokenizer, caplog, change):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    encode(tokenizer, folder, tmp_path / "tokens")
+    change(folder)
+    steps: list[tuple[int, int]] = []
+    with caplog.at_level(logging.INFO, "lgq"):
+        again = encode(tokenizer, folder, tmp_path / "tokens", on_progress=lambda *step: steps.append(step))
+    assert "of 3 token files in" in caplog.text
+    assert "do not have the images as they are now: encoding them again" in caplog.text
+    assert steps[0][0] > 1, "the last shard has the same images in each case"
+    assert contents(tmp_path / "tokens") == contents(encode(tokenizer, folder, tmp_path / "fresh").path)
+    assert len(again) == len(NAMES)
+
+
+def test_a_copied_folder_keeps_its_tokens(tmp_path, photos, tokenizer, caplog, monkeypatch):
+    for machine in ("here", "there"):
+        shutil.copytree(photos, tmp_path / machine / "photos", copy_function=shutil.copyfile)
+    monkeypatch.chdir(tmp_path / "here")
+    encode(tokenizer, Path("photos"), Path("tokens"))
+    shutil.copytree("tokens", tmp_path / "there" / "tokens")
+    monkeypatch.chdir(tmp_path / "there")
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    with caplog.at_level(logging.INFO, "lgq"):
+        encode(tokenizer, Path("photos"), Path("tokens"))
+    assert "tokens is already complete: nothing was encoded" in caplog.text
+
+
+def test_tokens_that_are_encoded_again_are_unfinished_meanwhile(tmp_path, photos, tokenizer):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    encode(tokenizer, folder, tmp_path / "tokens")
+    edit(folder)
+
+    def stop(_done: int, _total: int) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        encode(tokenizer, folder, tmp_path / "tokens", on_progress=stop)
+    with pytest.raises(TokenError, match="is unfinished, with 3 shards"):
+        TokenDataset(tmp_path / "tokens")
+    encode(tokenizer, folder, tmp_path / "tokens")
+    assert contents(tmp_path / "tokens") == contents(encode(tokenizer, folder, tmp_path / "fresh").path)
+
+
+def test_shards_without_a_digest_of_their_images_are_read_and_encoded_again(
+    tmp_path, photos, tokenizer, encoded, monkeypatch
+):
+    real = TokenWriter._note
+    with monkeypatch.context() as patch:  # as earlier versions wrote them
+
+        def without(self: TokenWriter, *arguments: Any) -> dict[str, Any]:
+            note = real(self, *arguments)
+            del note["data_sha256"]
+            return note
+
+        patch.setattr(TokenWriter, "_note", without)
+        dataset = encode(tokenizer, photos, tmp_path)
+    assert [item.name for item in dataset] == NAMES
+    encode(tokenizer, photos, tmp_path)
+    assert contents(tmp_path) == contents(encoded)
+
+
+def test_a_repaired_image_is_encoded_and_one_that_is_still_broken_named_again(tmp_path, tokenizer, caplog):
+    photos = put_pictures(tmp_path / "photos", [f"{i}.png" for i in range(8)])
+    whole = (photos / "1.png").read_bytes()
+    (photos / "1.png").write_bytes(whole[:-40])
+    (photos / "7.png").write_bytes(b"no image")
+    assert len(encode(tokenizer, photos, tmp_path / "tokens")) == 6
+    caplog.clear()
+    again = encode(tokenizer, photos, tmp_path / "tokens")
+    assert list(again.broken) == ["1.png", "7.png"]
+    assert [f"{name}: " in caplog.text for name in again.broken] == [True, True]
+    (photos / "1.png").write_bytes(whole)
+    caplog.clear()
+    mended = encode(tokenizer, photos, tmp_path / "tokens")
+    assert len(mended) == 7
+    assert list(mended.broken) == ["7.png"]
+    assert "7.png: " in caplog.text
+    assert "1.png: " not in caplog.text
+
+
+def test_a_broken_image_is_tried_again_though_its_file_is_the_same(tmp_path, tokenizer, monkeypatch):
+    photos = put_pictures(tmp_path / "photos", ["a.png", "b.png"])
+    real = StoredImage.rgb
+
+    def short_of_memory(image: StoredImage, **options: Any) -> Image.Image:
+        if image.name == "b.png":
+            raise BrokenImage(image.name, "MemoryError")
+        return real(image, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredImage, "rgb", short_of_memory)
+        assert list(encode(tokenizer, photos, tmp_path / "tokens").broken) == ["b.png"]
+    assert encode(tokenizer, photos, tmp_path / "tokens").broken == {}
+
+
+def test_nothing_is_left_behind_where_no_image_can_be_read(tmp_path, tokenizer):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "b.png"):
+        (photos / name).write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"none of 2 images can be read in .*photos.*, such as a\.png \("):
+        encode(tokenizer, photos, tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+
+
 def test_a_directory_of_other_files_or_of_the_images_is_spared(tmp_path, photos, tokenizer):
     folder = tmp_path / "photos"
     shutil.copytree(photos, folder)
@@ -240,6 +372,13 @@ def test_tokens_without_their_tokenizer_get_it_from_the_same_call(tmp_path, phot
     build(seed=1).save_pretrained(tmp_path / "tokenizer")
     with pytest.raises(TokenError, match="holds tokens of tokenizer"):
         tokenizer_of(dataset)
+
+
+def test_tokens_in_place_of_a_model_are_told_from_it(photos, encoded, tmp_path):
+    with pytest.raises(PretrainedError, match=r"holds tokens, and this needs a generator: .*train-generator"):
+        sample(encoded, tmp_path / "s.png")
+    with pytest.raises(PretrainedError, match=r"holds tokens, and this needs a tokenizer: .*/tokenizer\.$"):
+        reconstruct(encoded, photos, tmp_path / "out")
 
 
 def test_tokens_of_another_tokenizer_are_refused_both_ways(tmp_path, photos, encoded):
@@ -340,6 +479,15 @@ def test_originals_are_never_overwritten_nor_pictures_of_the_same_name(tmp_path,
     assert contents(tmp_path).items() > before.items()
 
 
+def test_pictures_of_an_earlier_call_are_named(tmp_path, tokenizer):
+    photos = put_pictures(tmp_path / "photos", ["a/same.png", "b/same.png", "c/same.png"])
+    paths = [photos / name / "same.png" for name in "abc"]
+    reconstruct(tokenizer, paths, tmp_path / "out")
+    reconstruct(tokenizer, paths, tmp_path / "out")
+    with pytest.warns(LGQWarning, match=r"1 picture of earlier calls, such as same-reconstructed-2\.png"):
+        reconstruct(tokenizer, paths[1:], tmp_path / "out")
+
+
 def test_images_that_cannot_be_reconstructed_are_named_with_the_reason(tmp_path, tokenizer):
     put_pictures(tmp_path, ["good.png"])
     picture(0, 3, 40).save(tmp_path / "thin.png")
@@ -371,6 +519,12 @@ def test_images_beside_the_folders_of_classes_are_named(tmp_path):
     data = put_pictures(tmp_path / "photos", ["cat/a.png", "stray.png"])
     with pytest.warns(LGQWarning, match=r"1 of 2 images lie beside .* draws only images of 'cat': move"):
         encode(build(), data, tmp_path / "tokens")
+
+
+def test_a_picture_is_no_directory_of_decoded_images(tmp_path, tokenizer, encoded):
+    with pytest.raises(LGQError, match=r"`out` must be a directory.*got .*decoded\.png"):
+        decode(tokenizer, encoded, tmp_path / "decoded.png")
+    assert not (tmp_path / "decoded.png").exists()
 
 
 def test_a_picture_is_no_directory_of_reconstructions(tmp_path):

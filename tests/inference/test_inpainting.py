@@ -7,7 +7,7 @@ from PIL import Image
 
 from lgq import MaskGIT
 from lgq.data import ImageLoader, LoaderSettings, open_dataset
-from lgq.errors import LGQError
+from lgq.errors import LGQError, LGQWarning
 from lgq.inference.inpaint import _box_mask, _read_mask, _token_mask, inpaint
 from lgq.models.autoencoder import Backbone
 from lgq.models.sampling import Sampling
@@ -105,6 +105,12 @@ def test_an_image_is_cut_as_an_evaluation_cuts_it(tmp_path):
     maskgit = build()
     result = inpaint(maskgit, tmp_path / "wide.png", box=RIGHT, label=0, count=1, sampling=QUICK)
     assert torch.equal(result.original_tokens, maskgit.tokenizer.encode(evaluated[None])[0])
+
+
+def test_an_enlarged_image_is_told(tmp_path):
+    small = save(np.zeros((9, 40)), tmp_path / "small.png")
+    with pytest.warns(LGQWarning, match=r"small\.png has 40 x 9 pixels, and its .* was enlarged to 16 x 16"):
+        inpaint(build(), small, box=RIGHT, label=1, count=1, sampling=QUICK)
 
 
 def test_a_mask_is_cut_like_its_image_and_bright_pixels_count(tmp_path):

@@ -5,6 +5,7 @@ import re
 import zlib
 from base64 import b64decode, b64encode
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ from command_line import lgq
 from serving import gradient, small_tokenizer
 
 from lgq.data import FolderDataset
+from lgq.errors import LGQError
+from lgq.viewer.album import Album
 from lgq.viewer.code_gallery import Model
 from lgq.viewer.packets import unpack
 from lgq.viewer.standalone import export_page
 from lgq.viewer.studio import Studio, to_rgba
+from lgq.viewer.view import view
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,30 @@ def test_the_command_writes_the_file_and_says_so(tmp_path, capsys):
     lgq("view", tmp_path / "mine", "--data", tmp_path / "photo.png", "--export", out)
     assert "MB" in capsys.readouterr().err
     assert answers(out.read_text())["/api/state"]["models"][0]["name"] == "mine"
+
+
+def test_a_broken_image_has_no_place_in_the_strip(tmp_path, caplog):
+    for name in ("a.jpg", "b.jpg"):
+        gradient(96, 64, 1).save(tmp_path / name)
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-200])
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    album = Album(FolderDataset(tmp_path), multiple=8)
+    assert [picture.name for picture in album.pictures.values()] == ["b.jpg"]
+    assert album.fitted(album[0], 128).size == (96, 64)
+    assert [name in caplog.text for name in ("a.jpg: ", "gone.png: ")] == [True, True]
+
+
+@pytest.mark.parametrize("place", [".", "album"])
+def test_a_directory_in_place_of_the_file_is_refused_at_once(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "album").mkdir()
+    monkeypatch.setattr("lgq.viewer.studio.open_studio", None)
+    file = Path(place, "page.html")
+    with pytest.raises(LGQError, match=f"must be a file, got the directory {place}: give {file}"):
+        view(export=place)
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(LGQError, match=r"cannot write to a\.txt"):
+        view(export="a.txt/page.html")
 
 
 def test_the_command_says_that_the_file_has_no_generator(tmp_path, capsys, monkeypatch):
