@@ -34,6 +34,10 @@ _MORE_ROWS_THAN_THE_PAPER = {"codebook-size"}
 """Experiments that get a table of their own beside the paper's."""
 _PAIRED_EXPERIMENTS = ("seeds", "comparison")
 """Experiments to compare seed by seed; the one with the most seeds first. Older results have `seeds`."""
+_OPTIONS_NOT_RECORDED = {
+    ("quantizer_options", "{}"): "quantizer_options: those of its version of lgq, which recorded none"
+}
+"""Texts of settings in records from before all options were recorded."""
 _LGQ = {"quantizer": "lgq"}
 _OBJECTIVE = {"l1": "l1", "lpips": "LPIPS", "gan": "GAN"}
 """Terms of the objective by their names in the settings."""
@@ -556,7 +560,10 @@ def runs_table(results: ResultSet) -> RunsTable:
             run,
             experiments=", ".join(plans),
             quantizer=quantizer,
-            settings=", ".join(f"{name} = {value}" for name, value in differing.items()),
+            settings=", ".join(
+                _OPTIONS_NOT_RECORDED.get((name, value), f"{name} = {value}")
+                for name, value in differing.items()
+            ),
             steps=f"{steps:,}" if isinstance(steps, int) else "",
             minutes=f"{seconds / 60:,.1f}" if isinstance(seconds, int | float) else "",
             parameters=f"{total:,}" if total else "",

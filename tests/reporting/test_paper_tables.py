@@ -19,6 +19,7 @@ from lgq.reporting.paper_tables import (
     build_table,
     own_table,
     paired_table,
+    runs_table,
     table_specs,
 )
 from lgq.reporting.result_set import ResultSet, Sample, compare_samples
@@ -354,3 +355,15 @@ def test_a_table_says_how_much_distances_vary_with_the_choice_of_the_images():
     table = build_table(result_set_of({"comparison": rows}), table_specs()["Table 2"])
     assert re.search(r"KID[^;]* ± [\d.]+ over resamples of the images", table.basis)
     assert "PSNR ±" not in table.basis
+
+
+def test_a_record_without_options_is_told_from_one_with_few():
+    old, new = (
+        FakeRow(name, {"quantizer": "fsq", "quantizer_options": options}, [{"mse": 1.0}], kind="gaussian")
+        for name, options in {"old": {}, "new": {"bound": "tan"}}.items()
+    )
+    lines = runs_table(result_set_of({"gaussian": [old, new]})).lines
+    assert {line.run.id: line.settings for line in lines} == {
+        "gaussian-old-s0": "quantizer_options: those of its version of lgq, which recorded none",
+        "gaussian-new-s0": "bound = tan",
+    }
