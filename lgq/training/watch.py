@@ -1,7 +1,8 @@
 """What a training watches in itself: rules over its settings and records, each cause said once.
 
 A rule says what is wrong, the likely causes, and the options to turn. Rules are functions of values that
-metrics.jsonl holds, so a resumed run knows from its records what was seen and said before.
+metrics.jsonl holds, so a resumed run knows from its records what was seen and said before. What was said
+about the end of a run is said again about a later end.
 """
 
 from collections import defaultdict, deque
@@ -22,6 +23,7 @@ UTILIZATION, BATCH_UTILIZATION = "utilization", "batch_utilization"
 _MEASURES = {"validation": UTILIZATION, "train": BATCH_UTILIZATION}
 _FEW, _FALL, _MOST = 0.05, 0.5, 0.5
 _FIRST_STEPS = (100, 1_000)  # nothing is judged before a tenth of the run, within these bounds
+_UNUSED = "unused_codes"
 _WINDOW = 10  # training records: batches differ, while validations see the same images
 _REMEDIES = {
     "diversity_weight": "raise",
@@ -57,7 +59,8 @@ class Watch:
         for record in records:
             split, values = record.get("split"), record.get("values")
             if split == WARNING:
-                self._said.add(str(record.get("cause")))
+                if self._use is None or not self._use.is_outdated(record):
+                    self._said.add(str(record.get("cause")))
             elif isinstance(split, str) and isinstance(values, dict):
                 self._look(record["step"], split, values)
 
@@ -114,6 +117,10 @@ class CodeUse:
                 findings.append(finding)
         return findings
 
+    def is_outdated(self, record: Mapping[str, Any]) -> bool:
+        """Tell whether the record of a finding is about the end of a run that has more steps now."""
+        return str(record.get("cause")).startswith(_UNUSED) and record.get("step") != self._run.loop.steps
+
     def _share(self, name: str, metric: str, value: Any) -> float | None:
         """Return the used share of the codes within reach; None until there are batches enough."""
         if not isinstance(value, int | float):
@@ -139,7 +146,7 @@ class CodeUse:
         if share < _MOST and metric == UTILIZATION and step == self._run.loop.steps:
             short = f"a run that is too short (raise `steps`, now {step:,})"
             unused = f"most codes are still unused at the end: {seen}"
-            return Finding(f"unused_codes{slash}{stage}", f"{unused}; {self._way_out(step, short)}")
+            return Finding(f"{_UNUSED}{slash}{stage}", f"{unused}; {self._way_out(step, short)}")
         return None
 
     def _describe(self, name: str, share: float) -> str:

@@ -231,6 +231,13 @@ def test_a_watch_that_replays_records_goes_on_as_if_it_had_made_them():
         assert before + causes(second, *records[stop:]) == ["falling_use", "few_codes"]
 
 
+@pytest.mark.parametrize(("earlier_end", "said"), [(POCKET.loop.steps, []), (500, ["unused_codes"])])
+def test_the_end_of_an_extended_run_is_judged_again(earlier_end, said):
+    extended = watch()
+    extended.replay([{"step": earlier_end, "split": WARNING, "values": {}, "cause": "unused_codes"}])
+    assert causes(extended, (POCKET.loop.steps, "validation", {"utilization": 0.4})) == said
+
+
 def test_findings_about_settings_are_said_once_over_restarts():
     found = Finding("idle_discriminator", "it never joins")
     first, second = Watch([found, None]), Watch([found])
