@@ -190,7 +190,7 @@ def test_reconstruct_skips_what_is_too_large_and_does_the_rest(tmp_path, caplog)
         reconstruct(build(ATTENDING), large, tmp_path / "out")
     with pytest.raises(DataError, match=r"none of 2 images can be reconstructed, such as .*a\.png \(44 x 80"):
         reconstruct(build(ATTENDING), [large, large], tmp_path / "out")
-    (square,) = reconstruct(build(ATTENDING), large, tmp_path / "out", image_size=16).images
+    (square,) = reconstruct(build(ATTENDING), large, tmp_path / "square", image_size=16).images
     assert to_rgb(square.file).size == (32, 16)
 
 

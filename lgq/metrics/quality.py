@@ -100,7 +100,7 @@ class TokenizerQuality:
         scores = self.pixels.update(images, reconstructions)
         if self.networks.lpips is not None:
             scores["lpips"] = self.networks.lpips(images, reconstructions).cpu()
-            self.lpips_sum += scores["lpips"].double().sum()
+            self.lpips_sum += scores["lpips"].cpu().double().sum()
         if self.networks.inception is not None and self.features is not None and self.reference is not None:
             chosen = numbers if self.feature_images is None else self.feature_images
             mask, inception = torch.isin(numbers, chosen), self.networks.inception
@@ -303,7 +303,7 @@ def evaluate_reconstructions(
         images = loaded_onto(device, batch.images)
         reconstructions, codes = reconstruct(images)
         own = quality.update(images, reconstructions, codes, batch.indices)
-        scores[:, batch.indices] = torch.stack([own[name] for name in measures]).double()
+        scores[:, batch.indices] = torch.stack([own[name] for name in measures]).cpu().double()
         names |= zip(batch.indices.tolist(), batch.names, strict=True)
         sides[batch.indices] = batch.sides
         on_progress(batch.position, total)

@@ -53,10 +53,10 @@ class ReconstructionQuality:
 
     def update(self, images: Images, reconstructions: Images) -> dict[str, Float[Tensor, " b"]]:
         """Add a batch and return psnr, ssim and l1 of each image."""
-        values = torch.stack([metric(images, reconstructions) for metric in (psnr, ssim, l1)]).cpu()
-        self.sums = self.sums + values.double().sum(1)
+        values = torch.stack([metric(images, reconstructions) for metric in (psnr, ssim, l1)])
+        self.sums = self.sums + values.cpu().double().sum(1)
         self.count += len(images)
-        return dict(zip(_METRICS, values, strict=True))
+        return dict(zip(_METRICS, values.cpu(), strict=True))
 
     def over_ranks(self) -> "ReconstructionQuality":
         """Return the means of all processes."""

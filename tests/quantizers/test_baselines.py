@@ -319,6 +319,7 @@ def test_given_codes_replace_a_start_from_data(build):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("clusters", [2, 4, 6])
+@pytest.mark.filterwarnings("ignore:the codes of .* are still random numbers")
 def test_kmeans_init_finds_the_centres_of_separated_clusters(clusters, seed):
     z, centres = separated_clusters(seed, clusters)
     q = VQ(2, clusters, init="kmeans", seed=seed).double()

@@ -97,6 +97,7 @@ def test_evaluation_does_not_communicate(monkeypatch):
     q(torch.randn(4, 3, requires_grad=True)).quantized.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:the codes of .* are still random numbers")
 def test_data_init_copies_latents_of_the_first_training_batch_once():
     q = LGQ(3, 8, init="data")
     normal = q.codebook.detach().clone()

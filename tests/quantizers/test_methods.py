@@ -250,6 +250,7 @@ def test_low_dimensional_codes_lie_between_two_projections(make):
         lambda: Grouped.of(lambda: IBQ(DIM // 2, SIZE), 2),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the codes of .* are still random numbers")
 def test_frozen_quantizers_stay_as_they_are_and_still_move_latents(make):
     q = make().freeze()
     before = copy.deepcopy(q.state_dict())
@@ -280,6 +281,7 @@ def test_frozen_quantizers_stay_as_they_are_and_still_move_latents(make):
         lambda: MultiScale(VQ(DIM, SIZE), (5, 10), axes=1),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the codes of .* are still random numbers")
 def test_quantizers_whose_codes_alone_are_frozen_learn_their_maps(make):
     q = make().freeze().freeze(codes_only=True)
     before = copy.deepcopy(q.state_dict())
