@@ -178,7 +178,7 @@ def evaluate(
         require_apart(Path(out), dataset, has_pictures=True)
     if dataset is not None and images is not None:
         if images > len(dataset):
-            warn(f"{dataset!r} has {len(dataset):,} images, fewer than `images` {images:,}: all are taken.")
+            warn(f"{dataset} has {len(dataset):,} images, fewer than `images` {images:,}: all are taken.")
         dataset = random_subset(dataset, images)
     scores: Sequence[ImageScore] = ()
     loading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "on_progress": on_progress}

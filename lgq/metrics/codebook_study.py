@@ -177,7 +177,7 @@ def study_codebook(
         on_progress(batch.position, len(data))
     usage, atlas, sample = usage.over_ranks(), atlas.over_ranks(), sample and sample.over_ranks()
     if not usage.tokens:
-        raise DataError(f"none of {len(data):,} images can be read in {data!r}.")
+        raise DataError(f"none of {len(data):,} images can be read in {data}.")
     metrics = usage.summary()
     if pairs is not None:
         metrics["cooccurrence_density"] = pairs.over_ranks().density

@@ -356,7 +356,7 @@ class Ratio(Rule):
         rows = {size: self.rows[0].at(size) for size in sizes} or dict(enumerate(self.rows))
         samples = {key: self.sample(results, self.column, row) for key, row in rows.items()}
         measured = {key: sample for key, sample in samples.items() if sample and sample.mean}
-        if len(measured) < 2 and len(measured) == len(sizes):
+        if self.at and len(sizes) < 2:
             names = _names(self.rows)
             return [Finding(Outcome.NOT_RUN, f"{names} at two codebook sizes or more: not run")]
         if len(measured) < 2:
